@@ -1,7 +1,8 @@
 """Where the golden numbers lie.
 
-`GOLDEN_DIR` (default `tests/golden`) holds one sub-folder a port. A set in the repository leaves out what was made from
-photographs that are not ours to publish; the tests that need those files skip unless `GOLDEN_DIR` names a full set.
+`GOLDEN_DIR` (default `tests/golden`) holds one sub-folder a port. A set in the repository leaves
+out what was made from photographs that are not ours to publish; the tests that need those files
+skip unless `GOLDEN_DIR` names a full set.
 """
 
 import os

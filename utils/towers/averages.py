@@ -1,8 +1,8 @@
 """Moving averages: batch-norm statistics while training, and averaged weights for evaluation.
 
 Batch norm does not update its moving statistics itself: it leaves a `MovingAverageUpdate` in
-`tf.GraphKeys.UPDATE_OPS`. Whoever builds the train op decides which towers' updates run, and in which order
-(`utils.towers.train_op`), so that no update op is built that nothing runs.
+`tf.GraphKeys.UPDATE_OPS`. Whoever builds the train op decides which towers' updates run, and in
+which order (`utils.towers.train_op`), so that no update op is built that nothing runs.
 """
 
 import tensorflow.compat.v1 as tf

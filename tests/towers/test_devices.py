@@ -1,0 +1,68 @@
+import pytest
+
+from utils.towers import compat, devices
+
+
+def resolve(gpu_list, environ, found, nodes=()):
+    return devices.resolve_devices(
+        gpu_list, environ=environ, list_gpus=lambda: ["gpu"] * found, gpu_nodes=list(nodes)
+    )
+
+
+def test_cuda_visible_devices_is_left_alone_and_indexed():
+    environ = {"CUDA_VISIBLE_DEVICES": "4,6,7"}
+    place = resolve("0,2", environ, found=3)
+    assert place == devices.Devices("GPU", (0, 2))
+    assert [place.tower_name(i) for i in (0, 1)] == ["/gpu:0", "/gpu:2"]
+    assert environ == {"CUDA_VISIBLE_DEVICES": "4,6,7"}
+
+
+def test_the_list_sets_cuda_visible_devices_where_nobody_did():
+    environ = {}
+    assert resolve("3,1", environ, found=2) == devices.Devices("GPU", (0, 1))
+    assert environ == {"CUDA_VISIBLE_DEVICES": "3,1"}
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0,1"}]
+)
+def test_no_gpu_gives_as_many_logical_cpus(environ):
+    place = resolve("0,1,5", dict(environ), found=0)
+    assert place == devices.Devices("CPU", (0, 1, 2))
+    assert place.session_config().device_count["CPU"] == 3
+
+
+def test_hidden_gpus_mean_the_cpu_only_if_the_user_hid_them():
+    nodes = ["/dev/nvidia0", "/dev/nvidia1"]
+    assert resolve("0", {"CUDA_VISIBLE_DEVICES": "-1"}, found=0, nodes=nodes).kind == "CPU"
+    with pytest.raises(ValueError, match="found 0 with this machine .2 GPU"):
+        resolve("7", {}, found=0, nodes=nodes)
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}])
+def test_more_towers_than_gpus(environ):
+    with pytest.raises(ValueError, match="asks for 3 GPU.*found 2"):
+        resolve("0,1,2", environ, found=2, nodes=["/dev/nvidia0", "/dev/nvidia1"])
+
+
+@pytest.mark.parametrize("gpu_list", ["", "a", "0,,1", "0,0", "-1", "0;1", "1.0"])
+def test_malformed_list(gpu_list):
+    with pytest.raises(ValueError, match="for example --gpu_list=0,1"):
+        resolve(gpu_list, {}, found=8)
+
+
+def test_description():
+    text = devices.Devices("CPU", (0, 1)).describe(14)
+    assert "2 tower(s) on /cpu:0, /cpu:1" in text
+    assert "batch 14 per tower, 28 in all" in text
+
+
+@pytest.mark.parametrize("version", ["1.15.5", "2.20.0", "2.9.1"])
+def test_old_tensorflow_is_refused(version):
+    with pytest.raises(ValueError, match=f"TensorFlow {version} is installed; 2.21"):
+        compat.check_tensorflow(version)
+
+
+@pytest.mark.parametrize("version", ["2.21.0", "2.22.0-rc1", "3.0.0"])
+def test_tested_or_newer_tensorflow_passes(version):
+    compat.check_tensorflow(version)
