@@ -1,0 +1,55 @@
+"""Weights of the golden sets: not stored, but drawn again from the rule that each set states."""
+
+import fnmatch
+import json
+import math
+import zlib
+
+import numpy as np
+
+from tests.golden_sets import golden_path
+
+
+class GoldenWeights:
+    """Values of variables by name, from a set's `weights_rule.json`.
+
+    `salt` and `rules` (first match counts) are the set's. A match with slashes is a pattern of the
+    whole name, `**` for any number of parts; else it lists last parts of names ("any other
+    weights", "beta, biases").
+    """
+
+    def __init__(self, port):
+        rule = json.loads(golden_path(port, "weights_rule.json").read_text())
+        self.salt = rule["salt"]
+        self.rules = [(entry["match"], entry["value"]) for entry in rule["rules"]]
+        self.first3 = rule["first3"]  # a check: the first values of some variables
+
+    def _expression(self, name):
+        for match, value in self.rules:
+            if "/" in match:
+                matches = fnmatch.fnmatchcase(name, match.replace("**", "*"))
+            else:
+                parts = match.removeprefix("any other ").split(",")
+                matches = name.split("/")[-1] in [part.strip() for part in parts]
+            if matches:
+                return value
+        raise KeyError(f"no rule of the golden set gives a value for {name}")
+
+    def value(self, name, shape):
+        """float32 array of one variable."""
+        state = np.random.RandomState(zlib.crc32((self.salt + name).encode()) & 0xFFFFFFFF)
+        names = {
+            "n": state.standard_normal(shape),
+            "fan_in": math.prod(shape[:-1]),
+            "sqrt": math.sqrt,
+            "abs": np.abs,
+        }
+        value = eval(self._expression(name), {"__builtins__": {}}, names)
+        return np.asarray(value, np.float32)
+
+    def load(self, session, variables):
+        """Sets variables, in one run."""
+        feed = {
+            v.initializer.inputs[1]: self.value(v.op.name, v.shape.as_list()) for v in variables
+        }
+        session.run([v.initializer for v in variables], feed)
