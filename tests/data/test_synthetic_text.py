@@ -1,4 +1,4 @@
-"""The synthetic data set: layout, file format, same bytes for a seed, foreign folders left alone."""
+"""The synthetic data set: layout, file format, same bytes for a seed, nothing overwritten."""
 
 import argparse
 import dataclasses
