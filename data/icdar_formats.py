@@ -242,14 +242,8 @@ def _jpeg_ends(stream, size):
         marker = head[1]
         if head[0] != 0xFF or marker == 0xDA:  # a stray byte, or the start of a scan
             break
-        if marker == 0xD9:
-            return False
-        if marker == 0xFF:  # fill byte
-            position += 1
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a segment
-            position += 2
-        else:
-            position += 2 + int.from_bytes(head[2:], "big")
+        fill_byte = marker == 0xFF
+        position += 1 if fill_byte else 2 + int.from_bytes(head[2:], "big")
     for start in (max(position, size - _TAIL), position):
         stream.seek(start)
         if b"\xff\xd9" in stream.read():
@@ -264,7 +258,7 @@ def _png_ends(stream, size):
         head = stream.read(8)
         position += 12 + int.from_bytes(head[:4], "big")
         if head[4:] == b"IEND":
-            return position <= size
+            return True
     return False
 
 

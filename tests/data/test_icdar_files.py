@@ -112,6 +112,14 @@ def test_annotation_without_prefix_and_exact_case_come_first(tmp_path):
     assert icdar_files.annotation_path(str(tmp_path / "gone" / "img_1.jpg")) is None
 
 
+def test_of_several_spellings_the_first_in_order_is_taken(tmp_path):
+    names = ["IMG_1.txt", "IMg_1.txt", "ImG_1.txt", "Img_1.txt", "iMG_1.txt", "imG_1.txt"]
+    image = str(folder_of(tmp_path, ["img_1.jpg", *names]) / "img_1.jpg")
+    for name in names:
+        assert icdar_files.annotation_path(image) == str(tmp_path / name)
+        os.remove(tmp_path / name)
+
+
 def test_annotation_path_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(folder_of(tmp_path, ["img_1.jpg", "GT_img_1.txt"]))
     assert icdar_files.annotation_path("img_1.jpg") == "GT_img_1.txt"
@@ -251,28 +259,34 @@ def test_annotations_of_which_no_line_can_be_used_are_broken(tmp_path):
 
 
 def test_thorough_scan_finds_more(tmp_path):
-    names = ["a.jpg", "a.txt", "gt_a.txt", "b.jpg", "b.txt", "z.txt"]
+    names = ["a.jpg", "a.txt", "gt_a.txt", "b.jpg", "b.txt", "z.txt", "._b.txt"]
     folder = folder_of(tmp_path, names)
     damaged = bytearray(encoded(".png"))
     damaged[len(damaged) // 2] ^= 0x55
     write(folder / "b.jpg", bytes(damaged))  # its end is in place
-    outside = [f"{BOX},in", "-9,-9,-1,-9,-1,-1,-9,-1,out", "60,1,90,1,90,9,60,9,partly"]
+    outside = [
+        "0,0,9,9,0,0,9,9,flat",
+        f"{BOX},in",
+        "-9,-9,-1,-9,-1,-1,-9,-1,out",
+        "60,1,90,1,90,9,60,9,partly",
+    ]
     outside += ["64,1,90,1,90,9,64,9,out"]
     write(folder / "a.txt", "\n".join(outside))
-    assert icdar_files.scan(folder).problems == []
+    assert [p.line for p in icdar_files.scan(folder).problems] == [1]
     seen = []
     result = icdar_files.scan(folder, check_images=True, progress=lambda *p: seen.append(p))
     assert seen == [(1, 2), (2, 2)]
     assert len(result.samples) == 1
     found = [(os.path.basename(p.file), p.line) for p in result.problems]
     assert found == [
-        ("a.txt", 2),
-        ("a.txt", 4),
+        ("a.txt", 1),
+        ("a.txt", 3),
+        ("a.txt", 5),
         ("b.jpg", None),
         ("gt_a.txt", None),
         ("z.txt", None),
     ]
-    reasons = [p.reason for p in result.problems]
+    reasons = [p.reason for p in result.problems][1:]
     assert "64 pixels wide and 48 high" in reasons[0]
     assert "damaged" in reasons[2]
     assert "another annotation" in reasons[3]
@@ -378,6 +392,18 @@ def test_dont_care(tmp_path, transcription, dont_care):
     _, tags, reports = parse(tmp_path, f"{BOX},{transcription}\n{BOX},word")
     np.testing.assert_array_equal(tags, [dont_care, False])
     assert reports == []
+
+
+def test_dont_care_behind_quoted_numbers(tmp_path):
+    _, tags, _ = parse(tmp_path, '"10","10",50,10,50,30,10,30,"###"\n"10",10,50,10,50,30,10,30')
+    np.testing.assert_array_equal(tags, [True, False])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_problems_are_in_the_order_of_the_lines(tmp_path, end):
+    lines = ["bad", "0,0,3,3,6,6,9,9,flat", "bad", f"{BOX},word", "0,0,3,3,6,6,9,9,flat"]
+    _, _, reports = parse(tmp_path, end.join(lines))
+    assert [line for line, _ in reports] == [1, 2, 3, 5]
 
 
 def test_numbers_outside_the_image_and_either_orientation_are_kept(tmp_path):
