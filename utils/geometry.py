@@ -113,7 +113,7 @@ def roll_corners(poly, first):
 
 
 def point_dist_to_line(p1, p2, p3):
-    """Distance [...] of the points p3 [..., 2] from the lines through p1 and p2; NaN if p1 == p2."""
+    """Distance [...] of the points p3 [..., 2] from the lines p1 p2; NaN where p1 == p2."""
     edge = p2 - p1
     offset = p1 - p3
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -122,6 +122,11 @@ def point_dist_to_line(p1, p2, p3):
 
 def fit_line(p1, p2):
     """The line through two points.
+
+    The original fits it with numpy.polyfit, a least-squares solver even for two points. Corners of
+    the parallelograms found with it often lie midway between two float32 numbers, so that the last
+    bits of the solver decide which of several equally small ones is taken; hence they are made here
+    as NumPy 1.26 made them. See `_solve_scaled`.
 
     Args:
       p1: their x coordinates, [2, ...] (a pair of numbers or arrays).
@@ -132,9 +137,10 @@ def fit_line(p1, p2):
     """
     (x0, x1), (y0, y1) = np.asarray(p1, np.float64), np.asarray(p2, np.float64)
     vertical = x0 == x1
-    slope = (y1 - y0) / np.where(vertical, 1, x1 - x0)
-    # From the mean, so that neither end is preferred.
-    intercept = ((y0 + y1) - slope * (x0 + x1)) / 2
+    with np.errstate(all="ignore"):
+        scale_x, scale_1 = np.sqrt(x0 * x0 + x1 * x1), np.sqrt(2.0)
+        slope, intercept = _solve_scaled(x0 / scale_x, x1 / scale_x, 1 / scale_1, y0, y1)
+        slope, intercept = slope / scale_x, intercept / scale_1
     return np.stack(
         [
             np.where(vertical, 1, slope),
@@ -142,6 +148,69 @@ def fit_line(p1, p2):
             np.where(vertical, -x0, intercept),
         ],
         axis=-1,
+    )
+
+
+def _solve_scaled(u0, u1, one, y0, y1):
+    """Solves u0*a + one*b = y0, u1*a + one*b = y1 step by step as LAPACK's DGELSD does.
+
+    That is: a reflection makes the matrix upper triangular, and the singular value decomposition
+    of the triangle is applied to the right-hand side. Unlike DGELSD this drops no small singular
+    value, so that a nearly upright line stays one.
+    """
+    # Householder reflection I - tau * (1, v) (1, v)' of the first column.
+    larger, smaller = np.maximum(np.abs(u0), np.abs(u1)), np.minimum(np.abs(u0), np.abs(u1))
+    f = -np.copysign(larger * np.sqrt(1 + (smaller / larger) ** 2), u0)
+    tau = (f - u0) / f
+    v = u1 * (1 / (u0 - f))
+    untouched = u1 == 0
+    f, tau, v = np.where(untouched, u0, f), np.where(untouched, 0, tau), np.where(untouched, 0, v)
+    step = -tau * (one + v * one)
+    g, h = one + step, one + step * v
+    step = -tau * (y0 + v * y1)
+    y0, y1 = y0 + step, y1 + step * v
+    # The triangle [[f, g], [0, h]], scaled so that its largest element is 1.
+    scale = 1 / np.maximum(np.maximum(np.abs(f), np.abs(h)), np.abs(g))
+    small, large, (cos_r, sin_r), (cos_l, sin_l) = _triangle_svd(f * scale, g * scale, h * scale)
+    z0 = (cos_l * y0 + sin_l * y1) * (1 / np.abs(large))
+    z1 = (cos_l * y1 - sin_l * y0) * (1 / np.abs(small))
+    z0, z1 = np.where(large < 0, -z0, z0), np.where(small < 0, -z1, z1)
+    return (cos_r * z0 - sin_r * z1) * scale, (sin_r * z0 + cos_r * z1) * scale
+
+
+def _triangle_svd(f, g, h):
+    """Singular values and vectors of [[f, g], [0, h]], in the order of operations of DLASV2.
+
+    Returns:
+      (smaller, larger value, both with sign; (cosine, sine) of the right rotation, of the left one)
+    """
+    swap = np.abs(h) > np.abs(f)
+    top, bottom = np.where(swap, h, f), np.where(swap, f, h)
+    high, low = np.abs(top), np.abs(bottom)
+    gap = high - low
+    ratio = gap / high
+    m = g / top
+    t = 2 - ratio
+    s = np.sqrt(t * t + m * m)
+    r = np.where(ratio == 0, np.abs(m), np.sqrt(ratio * ratio + m * m))
+    a = 0.5 * (s + r)
+    small, large = low / a, high * a
+    t = (m / (s + t) + m / (r + ratio)) * (1 + a)
+    norm = np.sqrt(t * t + 4)
+    cos_r, sin_r = 2 / norm, t / norm
+    cos_l, sin_l = (cos_r + sin_r * m) / a, bottom / top * sin_r / a
+    right = np.where(swap, sin_l, cos_r), np.where(swap, cos_l, sin_r)
+    left = np.where(swap, sin_r, cos_l), np.where(swap, cos_r, sin_l)
+    # The sign belongs to the largest of the three elements.
+    sign_f = np.sign(right[0]) * np.sign(left[0]) * np.sign(f)
+    sign_g = np.sign(right[1]) * np.sign(left[0]) * np.sign(g)
+    sign_h = np.sign(right[1]) * np.sign(left[1]) * np.sign(h)
+    sign = np.where(np.abs(g) > high, sign_g, np.where(swap, sign_h, sign_f))
+    return (
+        np.copysign(small, sign * np.sign(f) * np.sign(h)),
+        np.copysign(large, sign),
+        right,
+        left,
     )
 
 
@@ -332,7 +401,7 @@ def _parallel(line, point):
 
 
 def _farther(start, end, point, other):
-    """`point` where it is farther than `other` from the line through start and end, else `other`."""
+    """The one of two points that is farther from the line start end; `other` if both are."""
     farther = point_dist_to_line(start, end, point) > point_dist_to_line(start, end, other)
     return np.where(farther[..., None], point, other)
 
