@@ -48,7 +48,7 @@ class CheckpointReader:
             self.dtypes = self._reader.get_variable_to_dtype_map()
         except _READ_ERRORS as error:
             file = prefix if os.path.isfile(prefix) else prefix + ".index"
-            raise DamagedCheckpointError(f"{file} is damaged: {_reason(error)}") from error
+            raise DamagedCheckpointError(f"{file} is damaged: {reason(error)}") from error
 
     def read(self, name):
         """Value of one tensor as an array.
@@ -60,7 +60,7 @@ class CheckpointReader:
             return self._reader.get_tensor(name)
         except _READ_ERRORS as error:
             raise DamagedCheckpointError(
-                f"{self._data_file(error)} is damaged at variable {name}: {_reason(error)}"
+                f"{self._data_file(error)} is damaged at variable {name}: {reason(error)}"
             ) from error
 
     def _data_file(self, error):
@@ -205,6 +205,21 @@ def nonfinite_tensors(prefix):
     return [name for name in names if not _all_finite(reader.read(name))]
 
 
+def reason(error):
+    """What TensorFlow or the system says went wrong, as part of a sentence.
+
+    The message of an op that failed has one line of its own before `[[{{node`, in pages of others.
+
+    Args:
+        error: OSError, or an error of TensorFlow.
+    """
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    line = re.search(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    text = line[1] if line else text.strip().partition("\n")[0]
+    text = re.sub(r"^.*\.tempstate\d+; ", "", text)  # the path of a file that is gone again
+    return text.strip().rstrip(".") or type(error).__name__
+
+
 def _all_finite(value):
     value = np.asarray(value)
     return bool(np.isfinite(value if value.dtype.kind == "f" else value.astype(np.float32)).all())
@@ -260,9 +275,3 @@ def _optimizers(slots):
     leaves = {re.sub(r"_\d+$", "", name.rpartition("/")[2]) for name in slots}
     leaves = {leaf for leaf in leaves if not re.fullmatch(r"beta[12]_power", leaf)}
     return " and ".join(sorted(leaves)) or "no slots"
-
-
-def _reason(error):
-    """First line of TensorFlow's message, without the full stop that would end our sentence."""
-    text = getattr(error, "message", None) or str(error)
-    return text.strip().splitlines()[0].rstrip(".") if text.strip() else type(error).__name__

@@ -185,6 +185,7 @@ def checkpoint_files(prefix, suffixes=()):
         prefix: path and name without the extension.
         suffixes: extensions of side files, such as '.readers.npz'.
     """
+    prefix = os.fspath(prefix)
     shards = [os.path.join(os.path.dirname(prefix), name) for name in shard_names(prefix)]
     side = [prefix + suffix for suffix in suffixes]
     return [p for p in [prefix + ".index", prefix + ".meta", *shards, *side] if os.path.isfile(p)]
@@ -404,8 +405,12 @@ def _relocated(pretrained_model_path, target, moved_to):
     if not pretrained_model_path or moved_to is None:
         return pretrained_model_path or None
     real = os.path.realpath(clean_path(pretrained_model_path))
-    if not _contains(target, real) or _contains(moved_to, real):
+    if not _contains(target, real):
         return pretrained_model_path
+    folder, base = os.path.split(real)
+    beside = _list_folder(folder) if real != target and os.path.isdir(folder) else ()
+    if any(name.startswith(base) for name in beside):
+        return pretrained_model_path  # in what stayed, since it was moved aside in here before
     return os.path.normpath(os.path.join(moved_to, os.path.relpath(real, target)))
 
 

@@ -17,8 +17,8 @@
     # evaluation
     checkpoints.restore_for_evaluation(session, FLAGS.checkpoint_path, FLAGS.use_moving_averages)
 
-Only the constructor of CheckpointSaver adds ops. This module has the saver and the public names of the
-modules around it: `checkpoint_files`, `checkpoint_contents`, `checkpoint_restore`.
+Only the constructor of CheckpointSaver adds ops. This module has the saver, and the public names
+of the modules around it: `checkpoint_files`, `checkpoint_contents`, `checkpoint_restore`.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from utils.towers import checkpoint_files
-from utils.towers.checkpoint_contents import DamagedCheckpointError, nonfinite_tensors
+from utils.towers.checkpoint_contents import DamagedCheckpointError, nonfinite_tensors, reason
 from utils.towers.checkpoint_files import (
     READER_STATE_SUFFIX,
     STATE_FILE,
@@ -124,7 +124,7 @@ class CheckpointSaver:
             self._publish(name, side_files)
         except (OSError, tf.errors.OpError, DamagedCheckpointError) as error:
             raise CheckpointError(
-                f"cannot save checkpoint {prefix}: {_first_line(error)}; older checkpoints are"
+                f"cannot save checkpoint {prefix}: {reason(error)}; older checkpoints are"
                 " untouched, make room or pass another checkpoint_path"
             ) from error
         finally:
@@ -249,8 +249,3 @@ def _flush(path):
             raise
     finally:
         os.close(descriptor)
-
-
-def _first_line(error):
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return text.strip().splitlines()[0].rstrip(".")
