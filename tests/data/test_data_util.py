@@ -267,11 +267,14 @@ def test_state_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_damaged_state_file_is_named(tmp_path):
     path = tmp_path / "state.npz"
     state = a_state()
+    state["readers"][:] = [{"order": np.arange(9), "name": "a.jpg"}, None, None]
     data_util.save_reader_state(path, state)
     good = path.read_bytes()
     rng = np.random.RandomState(0)
     damaged = [b"", b"not a state", good[:1], good[: len(good) // 2], good[:-1], good[1:]]
-    for position in rng.randint(0, len(good), 400):
+    directory = good.index(b"PK\x01\x02")  # of the archive: where bytes have no checksum
+    positions = [*rng.randint(0, directory, 200), *range(directory, len(good))]
+    for position in positions:
         changed = bytearray(good)
         changed[position] ^= 1 << rng.randint(8)
         damaged.append(bytes(changed))
@@ -286,9 +289,17 @@ def test_damaged_state_file_is_named(tmp_path):
         else:  # a byte that carries nothing, such as a date
             assert_equal_states(loaded, state)
     assert refused > len(damaged) // 2
-    np.savez(path, other=np.zeros(3))
-    with pytest.raises(ValueError, match="state.npz is not a complete reader state"):
+    data_util.save_reader_state(path, state)
+    with np.load(path) as file:
+        parts = {name: file[name] for name in file.files if name != "reader0/order"}
+    np.savez(path, **parts)
+    with pytest.raises(ValueError, match="its list: reader0/order"):
         data_util.load_reader_state(path)
+    for write in (np.savez, np.save):  # other files of numpy
+        with open(path, "wb") as file:
+            write(file, np.zeros(3))
+        with pytest.raises(ValueError, match="state.npz is not a complete reader state"):
+            data_util.load_reader_state(path)
     with pytest.raises(FileNotFoundError, match="missing.npz"):
         data_util.load_reader_state(tmp_path / "missing.npz")
 
