@@ -178,12 +178,14 @@ def loss_terms(y_true_cls, y_pred_cls, y_true_geo, y_pred_geo, training_mask):
     intersection = width * height
     union = true_area + area - intersection
     text = y_true_cls * training_mask
+    aabb = tf.log((union + 1.0) / (intersection + 1.0))  # + 1: finite for empty boxes
     terms = {
         "classification_dice_loss": dice_coefficient(y_true_cls, y_pred_cls, training_mask),
-        # + 1 square pixel: finite for empty boxes
-        "geometry_AABB": tf.reduce_mean(tf.log((union + 1.0) / (intersection + 1.0)) * text),
+        "geometry_AABB": tf.reduce_mean(aabb * text),
         "geometry_theta": tf.reduce_mean((1.0 - tf.cos(theta - true_theta)) * text),
     }
+    with tf.name_scope("loss_terms"):  # names for whoever reports a term that is not finite
+        terms = {name: tf.identity(term, name) for name, term in terms.items()}
     for name, term in terms.items():
         tf.summary.scalar(name, term)
     return terms

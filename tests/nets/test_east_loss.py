@@ -94,6 +94,8 @@ def test_the_term_that_is_not_finite_can_be_told(loss):
     angle_unknown = [*row[:6], np.nan, *row[7:]]
     terms = loss(*pixels(row, angle_unknown))["terms"]
     finite = {name: bool(np.isfinite(value)) for name, value in terms.items()}
+    ops = [term.op.name for term in loss.outputs["terms"].values()]
+    assert [name.split("/")[-1] for name in ops] == list(finite)
     assert finite == {
         "classification_dice_loss": True,
         "geometry_AABB": True,
