@@ -17,7 +17,7 @@ import traceback
 from tests.towers.checkpoints_toy import SIDE, Toy, kill_at_call, steps_in
 from utils.towers import checkpoints
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", "10"))
 
 
 def in_child(work):
@@ -67,11 +67,11 @@ def check_clean(folder, keep):
     assert len(prefixes) <= keep, prefixes
 
 
-def save_on(folder, count, kill_at=None):
+def save_on(toy, folder, count, kill_at=None):
     """Work of a child: goes on from the folder, saves `count` steps, the last one killed."""
 
     def work(acknowledge):
-        toy = Toy(folder, keep=3)
+        toy.start()
         step = 0
         if os.path.isdir(folder):
             step = checkpoints.restore_training(toy.session, folder).step
@@ -87,18 +87,19 @@ def save_on(folder, count, kill_at=None):
 
 def every(folder):
     """Kills at each change of the disk that a save makes, in turn, until a save goes through."""
-    status, acknowledged = finish(*in_child(save_on(folder, 4)))
+    toy = Toy(folder, keep=3, start=False)
+    status, acknowledged = finish(*in_child(save_on(toy, folder, 4)))
     assert status == 0
     kill_at, killed = 1, True
     while killed:
         # The first save finds what earlier runs left, the second does without.
-        status, step = finish(*in_child(save_on(folder, 1 + kill_at % 2, kill_at)))
+        status, step = finish(*in_child(save_on(toy, folder, 1 + kill_at % 2, kill_at)))
         killed = status == signal.SIGKILL
         assert killed or status == 0, status
         acknowledged = check(folder, max(acknowledged, step))
         kill_at += 1
     assert kill_at > 12, "the kills did not reach into the save"
-    status, _ = finish(*in_child(save_on(folder, 1)))
+    status, _ = finish(*in_child(save_on(toy, folder, 1)))
     assert status == 0
     check_clean(folder, keep=3)
     print(f"killed at {kill_at - 2} places, {acknowledged} steps")
@@ -106,11 +107,12 @@ def every(folder):
 
 def at_random(folder):
     """Kills from outside, at random moments."""
+    toy = Toy(folder, keep=3, start=False)
     randomness = random.Random(0)
-    status, acknowledged = finish(*in_child(save_on(folder, 2)))
+    status, acknowledged = finish(*in_child(save_on(toy, folder, 2)))
     assert status == 0
     for _ in range(ROUNDS):
-        child, pipe = in_child(save_on(folder, 10**6))
+        child, pipe = in_child(save_on(toy, folder, 10**6))
         while not os.read(pipe, 1):  # until it saves
             time.sleep(0.01)
         time.sleep(randomness.uniform(0, 0.2))
@@ -118,7 +120,7 @@ def at_random(folder):
         status, step = finish(child, pipe)
         assert status == signal.SIGKILL, status
         acknowledged = check(folder, max(acknowledged, step))
-    status, _ = finish(*in_child(save_on(folder, 1)))
+    status, _ = finish(*in_child(save_on(toy, folder, 1)))
     assert status == 0
     check_clean(folder, keep=3)
     print(f"killed {ROUNDS} times, {acknowledged} steps")

@@ -51,11 +51,19 @@ class Toy:
         directory: where its saver writes, or None for no saver.
         optimizer: 'adam', 'momentum', 'sgd', or None for an inference graph.
         averages: whether the training keeps moving averages of the weights.
+        start: False leaves out the session, for a process that will fork; `start()` makes it.
         kwargs: for build_network.
     """
 
     def __init__(
-        self, directory=None, optimizer="adam", averages=True, step=tf.float32, keep=5, **kwargs
+        self,
+        directory=None,
+        optimizer="adam",
+        averages=True,
+        step=tf.float32,
+        keep=5,
+        start=True,
+        **kwargs,
     ):
         self.graph = tf.Graph()
         with self.graph.as_default():
@@ -65,11 +73,15 @@ class Toy:
             self.saver = None
             if directory is not None:
                 self.saver = checkpoints.CheckpointSaver(directory, max_to_keep=keep)
-            init = tf.global_variables_initializer()
+            self.init = tf.global_variables_initializer()
             self.variables = {v.op.name: v for v in tf.global_variables()}
         self.graph.finalize()
+        if start:
+            self.start()
+
+    def start(self):
         self.session = tf.Session(graph=self.graph)
-        self.session.run(init)
+        self.session.run(self.init)
 
     def _train_op(self, optimizer, averages):
         loss = tf.add_n([tf.reduce_sum(tf.square(v - 1)) for v in tf.trainable_variables()])

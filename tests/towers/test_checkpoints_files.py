@@ -156,6 +156,8 @@ def test_wrong_names(tmp_path):
         candidate_checkpoints(tmp_path / "nowhere" / "model.ckpt-1")
     with pytest.raises(CheckpointError, match="empty"):
         candidate_checkpoints("")
+    with pytest.raises(CheckpointError, match="TensorFlow takes for a pattern"):
+        candidate_checkpoints(tmp_path / "run[1]")
     with pytest.raises(CheckpointError, match="URL"):
         candidate_checkpoints("gs://bucket/run")
 

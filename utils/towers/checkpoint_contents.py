@@ -234,7 +234,8 @@ def _explain_network(reader, fit):
             "pass a checkpoint of the same network and settings",
         )
     found, missing = _scopes(fit.found), _scopes(fit.missing)
-    if fit.found and not found & missing and not fit.differs:
+    others = _scopes(name for name in fit.unused if "/" in name)
+    if fit.found and not fit.differs and not found & missing and others <= found:
         return _sentence(
             reader,
             f"is a bare backbone, it has {', '.join(sorted(found))} and lacks"
@@ -242,7 +243,9 @@ def _explain_network(reader, fit):
             fit,
             "pass it as the pretrained model to train, or a checkpoint of the whole network",
         )
-    own = ", ".join(fit.unused[:_EXAMPLES]) or "nothing else"
+    slots = slot_names(reader.shapes, reader.shapes)
+    own = [n for n in fit.unused if n not in slots and not n.endswith(AVERAGE_SUFFIX)]
+    own = ", ".join(own[-_EXAMPLES:]) or "nothing else"  # the first are often counters
     return _sentence(
         reader,
         f"is of another network (it has {own})",

@@ -216,7 +216,7 @@ def clean_path(path):
     """Absolute path without a trailing slash, `~` expanded.
 
     Raises:
-        CheckpointError: the path is empty or a URL.
+        CheckpointError: the path is empty, a URL, or one that TensorFlow cannot read.
     """
     text = os.fspath(path) if path else ""
     if not text.strip():
@@ -226,7 +226,13 @@ def clean_path(path):
             f"checkpoint path {text} is a URL; a local path is required: copy or mount it and pass"
             " that"
         )
-    return os.path.abspath(os.path.expanduser(text))
+    absolute = os.path.abspath(os.path.expanduser(text))
+    if "[" in absolute or "\\" in absolute:
+        raise CheckpointError(
+            f"checkpoint path {absolute} has a [ or a backslash, which TensorFlow takes for a"
+            " pattern; a path without is required: rename the folder or pass a link to it"
+        )
+    return absolute
 
 
 def _in_folder(folder):
