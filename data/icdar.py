@@ -231,7 +231,7 @@ class IcdarGenerator:
         self._skip_empty = empty_annotations == "skip"
         self._image_dtype = image_dtype
         self._rng = np.random.RandomState(seed) if seed is not None else random_state(rng)
-        _cache.limit = cache_bytes
+        _cache.set_limit(cache_bytes)
 
         self._annotations = [None] * len(self._images)  # paths, found when first needed
         self._status = np.zeros(len(self._images), np.int8)

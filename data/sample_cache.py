@@ -21,10 +21,16 @@ class SampleCache:
     """
 
     def __init__(self, limit):
-        self.limit = limit
+        self._limit = limit
         self._entries = collections.OrderedDict()  # (paths, what identifies the files) -> sample
         self._bytes = 0
         self._lock = threading.Lock()
+
+    def set_limit(self, limit):
+        """Changes the number of bytes kept, and forgets what is too much."""
+        with self._lock:
+            self._limit = limit
+            self._trim()
 
     def load(self, image_path, annotation_path):
         """Reads one sample, or remembers it.
@@ -50,9 +56,12 @@ class SampleCache:
             if key not in self._entries:
                 self._entries[key] = sample
                 self._bytes += image.nbytes
-            while self._bytes > self.limit:
-                self._bytes -= self._entries.popitem(last=False)[1][0].nbytes
+            self._trim()
         return sample
+
+    def _trim(self):
+        while self._bytes > self._limit:
+            self._bytes -= self._entries.popitem(last=False)[1][0].nbytes
 
 
 def _identity(path):

@@ -116,7 +116,7 @@ def point_dist_to_line(p1, p2, p3):
     """Distance [...] of the points p3 [..., 2] from the lines p1 p2; NaN where p1 == p2."""
     edge = p2 - p1
     offset = p1 - p3
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         return np.abs(_cross(edge, offset)) / _norm(edge)
 
 
@@ -258,7 +258,8 @@ def min_area_parallelogram(poly):
     poly = np.asarray(poly, np.float32)
     turns = (np.arange(4)[:, None] + np.arange(4)) % 4
     p0, p1, p2, p3 = np.moveaxis(poly[..., turns, :], -2, 0)  # each [..., 4 edges, 2]
-    edge, forward, backward = _line(p0, p1), _line(p1, p2), _line(p0, p3)
+    edge, backward = _line(np.stack([p0, p0]), np.stack([p1, p3]))
+    forward = edge[..., _NEXT, :]  # of each edge the next one
     opposite = _parallel(edge, _farther(p0, p1, p2, p3))
 
     new_p2 = line_cross_point(forward, opposite)
@@ -306,8 +307,8 @@ def rectangle_from_parallelogram(poly):
     # their rectangle has its other corners at the feet of the perpendiculars from k0 and k2 onto
     # the longer edges, which run from k0 to k1 (`level`) or from k0 to k3.
     level = ((width > height) == acute)[..., None]
-    foot_k2 = _foot(k0, np.where(level, k1, k3), k2)
-    foot_k0 = _foot(k2, np.where(level, k3, k1), k0)
+    line = _line(np.stack([k0, k2]), np.stack([np.where(level, k1, k3), np.where(level, k3, k1)]))
+    foot_k2, foot_k0 = line_cross_point(line, line_verticle(line, np.stack([k2, k0])))
     new_k1 = np.where(level, foot_k2, foot_k0)
     new_k3 = np.where(level, foot_k0, foot_k2)
     return roll_corners(np.stack([k0, new_k1, k2, new_k3], axis=-2), np.where(acute, 0, 3))
@@ -341,35 +342,33 @@ def sort_rectangle(poly):
     return roll_corners(poly, first), angle
 
 
-def restore_rectangle_rbox(origin, geometry, keep_order=False):
+def restore_rectangle_rbox(origin, geometry):
     """Turns distances and angles of pixels back into rectangles.
+
+    As in the original the rectangles whose angle is not negative come before the others: those of
+    pixels in the order `np.argsort(geometry[:, 4] < 0, kind="stable")`.
 
     Args:
       origin: [N, 2], the pixels (x, y).
       geometry: [N, 5] float, per pixel the distances to the top, right, bottom and left edge in
         pixels, and the angle in radians.
-      keep_order: False as in the original: the rectangles whose angle is not negative come before
-        the others. True: rectangle i belongs to pixel i.
 
     Returns:
       [N, 4, 2] float64: upper left, upper right, lower right, lower left corner.
     """
     origin = np.asarray(origin, np.float64)
-    top, right, bottom, left = np.asarray(geometry[:, :4], np.float64).T
-    angle = np.asarray(geometry[:, 4], np.float64)
+    top, right, bottom, left, angle = np.asarray(geometry, np.float64).T
     across = np.stack([np.cos(angle), -np.sin(angle)], axis=-1)[:, None]  # along the top edge
     down = np.stack([np.sin(angle), np.cos(angle)], axis=-1)[:, None]
     right_of_pixel = np.stack([-left, right, right, -left], axis=-1)[..., None]
     below_pixel = np.stack([-top, -top, bottom, bottom], axis=-1)[..., None]
     quads = origin[:, None] + right_of_pixel * across + below_pixel * down
-    if keep_order:
-        return quads
     return np.concatenate([quads[angle >= 0], quads[angle < 0]])
 
 
-def restore_rectangle(origin, geometry, keep_order=False):
-    """Same as `restore_rectangle_rbox`, the only geometry there is."""
-    return restore_rectangle_rbox(origin, geometry, keep_order)
+def restore_rectangle(origin, geometry):
+    """Same as `restore_rectangle_rbox`; there is no other geometry."""
+    return restore_rectangle_rbox(origin, geometry)
 
 
 def _dot(a, b):
@@ -404,12 +403,6 @@ def _farther(start, end, point, other):
     """The one of two points that is farther from the line start end; `other` if both are."""
     farther = point_dist_to_line(start, end, point) > point_dist_to_line(start, end, other)
     return np.where(farther[..., None], point, other)
-
-
-def _foot(start, end, point):
-    """Foot of the perpendicular from a point onto the line through start and end."""
-    line = _line(start, end)
-    return line_cross_point(line, line_verticle(line, point))
 
 
 def _shoelace(quads):
