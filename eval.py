@@ -268,6 +268,7 @@ class Detector:
 
     def __init__(self, checkpoint_path, *, gpu_list="0", text_scale=512, use_moving_averages=True):
         place = devices.resolve_devices(gpu_list)
+        checkpoints.candidate_checkpoints(checkpoint_path)  # raises before the graph is built
         with tf.Graph().as_default() as graph, tf.device(place.tower_name(0)):
             self._images = tf.placeholder(tf.float32, [None, None, None, 3], name="input_images")
             self._outputs = east.model(self._images, is_training=False, text_scale=text_scale)
