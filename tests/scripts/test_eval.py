@@ -98,7 +98,7 @@ def test_golden_detect_with_the_scores_in_the_original_order(golden):
 
 
 def test_golden_detect_with_each_box_its_own_score(golden):
-    """The original's boxes, merged in its order; where angles have both signs the weights differ."""
+    """The original's boxes in its order; where angles have both signs the weights differ."""
     for case in _detections(golden):
         expected = golden[f"{case}/boxes_stable_order"]
         if len(expected) == 0:
