@@ -445,6 +445,22 @@ def test_stop_ends_a_get_that_waits_in_another_thread(reader, tmp_path):
     assert outcome == ["the readers were stopped"]
 
 
+@both_kinds
+def test_a_signal_handler_may_stop_the_readers_while_get_waits(reader, tmp_path):
+    path = tmp_path / "never"
+    make_generator = functools.partial(generators.waiting_for_file, path=str(path))
+    readers = enqueuer(make_generator, reader=reader)
+    previous = signal.signal(signal.SIGALRM, lambda *unused: readers.stop(timeout=0.2))
+    try:
+        readers.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(EndOfData, match="stopped"):
+            readers.get()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        path.touch()
+
+
 def test_stop_leaves_no_thread():
     before = set(threading.enumerate())
     readers = enqueuer(generators.numbered, num_readers=3)
