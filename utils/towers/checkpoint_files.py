@@ -349,6 +349,7 @@ def _refuse_protected(path, target, protected):
         (os.path.expanduser("~"), "the home directory"),
         (tempfile.gettempdir(), "the directory of temporary files"),
         (sys.prefix, "the Python installation"),
+        (os.__file__, "the Python installation"),
         (os.path.abspath(__file__), "this program"),
     ]
     named += [(clean_path(item), f"{item}") for item in protected if item]
