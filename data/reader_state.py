@@ -8,6 +8,7 @@ A state is a dict with one entry a reader in each list:
     readers      list of the generators' own states (flat dicts), None before the first batch
 """
 
+import json
 import os
 import zipfile
 import zlib
@@ -57,13 +58,15 @@ def check_state(state, num_readers):
             )
 
 
-def save_reader_state(path, state):
+def save_reader_state(path, state, settings=None):
     """Writes a state as one .npz file, whole or not at all, without pickle.
 
     Args:
       path: of the file; an older one is replaced.
       state: from `GeneratorEnqueuer.get_state()`; its generators' states must be flat dicts of
         arrays, numbers, bools and strings.
+      settings: dict (of what JSON can hold) that the order of the batches depends on besides; see
+        `load_matching_state`.
 
     Raises:
       ValueError: a value is of another type.
@@ -75,6 +78,7 @@ def save_reader_state(path, state):
         "batches": np.array(state["batches"], np.int64),
         "ended": np.array(state["ended"], bool),
         "has_state": np.array([reader is not None for reader in state["readers"]], bool),
+        "settings": json.dumps(settings or {}),
     }
     for index, reader in enumerate(state["readers"]):
         for name, value in (reader or {}).items():
@@ -101,8 +105,30 @@ def save_reader_state(path, state):
         raise
 
 
+def load_matching_state(path, num_readers, settings):
+    """Reads a state for `num_readers` readers with `settings`.
+
+    Returns:
+      A dict for `GeneratorEnqueuer(states=...)`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_reader_state`; also where the number of readers or
+        the settings differ from those it was saved with, named in the message.
+    """
+    state, saved = _load(path)
+    check_state(state, num_readers)
+    different = [
+        f"{name} {saved.get(name)} -> {settings.get(name)}"
+        for name in sorted(saved.keys() | settings.keys())
+        if saved.get(name) != settings.get(name)
+    ]
+    if different:
+        raise ValueError(f"the readers' settings have changed: {', '.join(different)}")
+    return state
+
+
 def load_reader_state(path):
-    """Reads what `save_reader_state` wrote.
+    """Reads what `save_reader_state` wrote, but for the settings.
 
     Args:
       path: of the file.
@@ -115,6 +141,11 @@ def load_reader_state(path):
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged, or something else.
     """
+    return _load(path)[0]
+
+
+def _load(path):
+    """(state, settings) of a file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -129,12 +160,13 @@ def load_reader_state(path):
             if separator:
                 index = int(reader.removeprefix("reader"))
                 readers[index][name] = value if value.ndim else value.item()
-        return {
+        state = {
             "next_reader": arrays["next_reader"].item(),
             "batches": arrays["batches"].tolist(),
             "ended": arrays["ended"].tolist(),
             "readers": readers,
         }
+        return state, json.loads(arrays["settings"].item())
     except FileNotFoundError:
         raise
     # What zipfile and numpy raise over damaged bytes and files of other kinds.

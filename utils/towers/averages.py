@@ -70,6 +70,6 @@ def assign_moving_average(variable, value, decay):
     Returns:
         The assignment op.
     """
-    with tf.name_scope(None, "AssignMovingAvg"), tf.colocate_with(variable):
+    with tf.name_scope(None, "AssignMovingAvg"), tf.device(variable.device):
         keep = tf.convert_to_tensor(1.0 - decay, variable.dtype.base_dtype, name="decay")
         return variable.assign_sub((variable.read_value() - value) * keep, read_value=False)

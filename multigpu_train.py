@@ -1,0 +1,399 @@
+"""Trains EAST on one or more GPUs; one tower per entry of --gpu_list.
+
+    CUDA_VISIBLE_DEVICES=0,1 python multigpu_train.py --gpu_list=0,1 --input_size=512 \\
+        --batch_size_per_gpu=14 --checkpoint_path=/tmp/east_icdar2015_resnet_v1_50_rbox/ \\
+        --text_scale=512 --training_data_path=/data/ocr/icdar2015/ --geometry=RBOX \\
+        --learning_rate=0.0001 --num_readers=24 --pretrained_model_path=/tmp/resnet_v1_50.ckpt
+
+Without a GPU the towers run on as many logical CPUs. The data are ICDAR 2015 folders: pictures,
+each with a text file beside it (`python -m data.icdar --training_data_path=...` checks a folder).
+Evaluation: eval.py.
+"""
+
+import functools
+import os
+import random
+import sys
+import zlib
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags, logging
+
+from data import data_util, icdar, icdar_files
+from nets import east
+from utils.towers import checkpoints, compat, context, devices, gradients, loop, train_op
+
+FLAGS = flags.FLAGS
+# What ends a run with one sentence; anything else is a fault of the program and keeps its
+# traceback.
+STOPPING_ERRORS = (
+    checkpoints.CheckpointError,
+    data_util.ReaderError,
+    loop.NonFiniteLossError,
+)
+READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
+
+
+def define_flags():
+    """Defines the original's flags, and below them ours."""
+    positive = {"lower_bound": 1}
+    flags.DEFINE_integer("input_size", 512, "side of a training crop in pixels", 32)
+    flags.DEFINE_integer("batch_size_per_gpu", 14, "crops per tower and step", **positive)
+    flags.DEFINE_integer("num_readers", 16, "reader threads or processes, all towers", **positive)
+    flags.DEFINE_float("learning_rate", 0.0001, "at step 0; see --decay_steps", 0.0)
+    flags.DEFINE_integer("max_steps", 100000, "steps in all, those before --restore included", 0)
+    flags.DEFINE_float("moving_average_decay", 0.997, "of the weights that eval.py uses", 0.0, 1.0)
+    flags.DEFINE_string("gpu_list", "0", "GPUs separated by commas; one tower each")
+    flags.DEFINE_string("checkpoint_path", "/tmp/east_resnet_v1_50_rbox/", "folder to write to")
+    flags.DEFINE_boolean("restore", False, "continue from the newest checkpoint of the folder")
+    flags.DEFINE_integer("save_checkpoint_steps", 1000, "steps between checkpoints", **positive)
+    flags.DEFINE_integer("save_summary_steps", 100, "steps between summaries", **positive)
+    flags.DEFINE_string("pretrained_model_path", None, "checkpoint to take initial weights from")
+
+    flags.DEFINE_string("training_data_path", "/data/ocr/icdar2015/", "folder of training data")
+    flags.DEFINE_integer("max_image_large_side", 1280, "longer side of a picture, pixels", 32)
+    flags.DEFINE_integer("max_text_size", 800, "longest text edge, pixels", **positive)
+    flags.DEFINE_integer("min_text_size", 10, "text with a shorter edge is don't care, pixels", 0)
+    flags.DEFINE_float(
+        "min_crop_side_ratio", 0.1, "shorter side of a crop over the picture's", 0.0, 1.0
+    )
+    flags.DEFINE_string("geometry", "RBOX", "RBOX: rotated boxes")
+
+    flags.DEFINE_integer("text_scale", 512, "largest distance to a text edge, pixels", **positive)
+
+    # ------------------------------- not in the original -------------------------------
+    flags.DEFINE_enum("bn_updates", "last", train_op.BN_UPDATES, "towers that update batch norm")
+    flags.DEFINE_float("bn_decay", 0.997, "decay of the batch-norm statistics", 0.0, 1.0)
+    flags.DEFINE_integer("decay_steps", 10000, "steps between two decays of the rate", **positive)
+    flags.DEFINE_float("decay_rate", 0.94, "factor of each decay of the learning rate", 0.0)
+    flags.DEFINE_list("random_scale", ["0.5", "1", "2", "3"], "scales a picture is drawn at")
+    flags.DEFINE_float("background_ratio", 3 / 8, "share of crops without text", 0.0, 1.0)
+    flags.DEFINE_integer("seed", None, "of weights and data; chosen and printed if not given")
+    flags.DEFINE_enum("reader", "thread", ["thread", "process"], "what each reader is")
+    flags.DEFINE_integer(
+        "max_queue_size", 24, "batches that wait in memory, all readers", **positive
+    )
+
+
+def tower_loss(
+    images,
+    score_maps,
+    geo_maps,
+    training_masks,
+    reuse_variables=None,
+    *,
+    text_scale=512,
+    batch_norm_decay=0.997,
+):
+    """The loss of one tower.
+
+    Args:
+        images: [batch, height, width, 3] float32 RGB, 0 to 255.
+        score_maps: [batch, height/4, width/4, 1] float32, 1 where there is text.
+        geo_maps: [batch, height/4, width/4, 5] float32, distances in pixels and angle in radians.
+        training_masks: [batch, height/4, width/4, 1] float32, 0 where a pixel does not count.
+        reuse_variables: None in the first tower, True in the others.
+        text_scale: largest distance that the network can express, in pixels.
+        batch_norm_decay: decay of the moving statistics.
+
+    Returns:
+        Scalars (total_loss, model_loss), with and without regularization.
+    """
+    with tf.variable_scope(tf.get_variable_scope(), reuse=reuse_variables):
+        f_score, f_geometry = east.model(
+            images, is_training=True, text_scale=text_scale, batch_norm_decay=batch_norm_decay
+        )
+    terms = east.loss_terms(score_maps, f_score, geo_maps, f_geometry, training_masks)
+    model_loss = east.weighted_loss(terms)
+    regularization_loss = tf.add_n(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
+    total_loss = tf.add(model_loss, regularization_loss, name="loss_terms/total_loss")
+    for term in [*terms.values(), total_loss]:
+        context.add_loss_term(term)
+
+    if reuse_variables is None:
+        tf.summary.image("input", images)
+        tf.summary.image("score_map", score_maps)
+        tf.summary.image("score_map_pred", f_score * 255)
+        tf.summary.image("geo_map_0", geo_maps[:, :, :, 0:1])
+        tf.summary.image("geo_map_0_pred", f_geometry[:, :, :, 0:1])
+        tf.summary.image("training_masks", training_masks)
+        tf.summary.scalar("model_loss", model_loss)
+        tf.summary.scalar("total_loss", total_loss)
+    return total_loss, model_loss
+
+
+def average_gradients(tower_grads):
+    """Mean over the towers of each variable's gradient: K x N x 2 -> N x 2 (gradient, variable)."""
+    return gradients.average_gradients(tower_grads)
+
+
+class TrainGraph:
+    """The training graph: inputs, towers, and what a step runs.
+
+    Args:
+        place: utils.towers.devices.Devices.
+        The keywords are the flags of the same names.
+    """
+
+    def __init__(
+        self,
+        place,
+        *,
+        learning_rate=0.0001,
+        decay_steps=10000,
+        decay_rate=0.94,
+        moving_average_decay=0.997,
+        text_scale=512,
+        bn_decay=0.997,
+        bn_updates="last",
+    ):
+        with tf.device(place.host):
+            self.input_images = tf.placeholder(tf.float32, [None, None, None, 3], "input_images")
+            self.input_score_maps = tf.placeholder(
+                tf.float32, [None, None, None, 1], "input_score_maps"
+            )
+            self.input_geo_maps = tf.placeholder(
+                tf.float32, [None, None, None, 5], "input_geo_maps"
+            )
+            self.input_training_masks = tf.placeholder(
+                tf.float32, [None, None, None, 1], "input_training_masks"
+            )
+            # Splits of the batch, one per tower.
+            images = tf.split(self.input_images, place.num_towers)
+            score_maps = tf.split(self.input_score_maps, place.num_towers)
+            geo_maps = tf.split(self.input_geo_maps, place.num_towers)
+            training_masks = tf.split(self.input_training_masks, place.num_towers)
+
+            self.global_step = tf.get_variable(
+                "global_step",
+                [],
+                initializer=tf.constant_initializer(0),
+                trainable=False,
+                use_resource=True,
+            )
+            self.learning_rate = tf.train.exponential_decay(
+                learning_rate, self.global_step, decay_steps, decay_rate, staircase=True
+            )
+            opt = tf.train.AdamOptimizer(self.learning_rate)
+
+        towers, tower_grads, total_losses, model_losses = [], [], [], []
+        reuse_variables = None
+        for i in range(place.num_towers):
+            with context.tower_context(place, i) as tower:
+                total_loss, model_loss = tower_loss(
+                    images[i],
+                    score_maps[i],
+                    geo_maps[i],
+                    training_masks[i],
+                    reuse_variables,
+                    text_scale=text_scale,
+                    batch_norm_decay=bn_decay,
+                )
+                reuse_variables = True
+                tower_grads.append(opt.compute_gradients(total_loss))
+            towers.append(tower)
+            total_losses.append(total_loss)
+            model_losses.append(model_loss)
+
+        with tf.device(place.host):
+            grads = average_gradients(tower_grads)
+            variable_averages = tf.train.ExponentialMovingAverage(
+                moving_average_decay, self.global_step
+            )
+            self.train_op = train_op.build_train_op(
+                opt, grads, self.global_step, towers, variable_averages, bn_updates
+            )
+            # The regularization is in every tower's total loss, so it is in the mean once.
+            self.total_loss = tf.add_n(total_losses) * (1.0 / place.num_towers)
+            self.model_loss = tf.add_n(model_losses) * (1.0 / place.num_towers)
+            self.nonfinite = loop.first_nonfinite(towers)
+            self.summary_op = tf.summary.merge(
+                [*towers[0].summaries, tf.summary.scalar("learning_rate", self.learning_rate)]
+            )
+        self.towers = towers
+
+    def feed(self, batch):
+        """feed_dict of a batch as the generator yields it."""
+        images, _, score_maps, geo_maps, training_masks = batch
+        return {
+            self.input_images: images,
+            self.input_score_maps: score_maps,
+            self.input_geo_maps: geo_maps,
+            self.input_training_masks: training_masks,
+        }
+
+
+def check_flags():
+    """Checks what no graph is needed for.
+
+    Returns:
+        Tuple (place, scan): the towers' Devices, and what data.icdar_files.scan found.
+
+    Raises:
+        ValueError, OSError: a flag or the data can't be used; one sentence.
+    """
+    compat.check_tensorflow()
+    if FLAGS.input_size % 32:
+        below = FLAGS.input_size // 32 * 32
+        raise ValueError(
+            f"--input_size={FLAGS.input_size} is not a multiple of 32; use {below} or {below + 32}"
+        )
+    if FLAGS.geometry != "RBOX":
+        raise ValueError(
+            f"--geometry={FLAGS.geometry} has no labels, as in the original; use --geometry=RBOX"
+        )
+    if not FLAGS.learning_rate > 0:
+        raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.0001")
+    try:
+        scales = [float(scale) for scale in FLAGS.random_scale]
+    except ValueError:
+        scales = []
+    if not scales or min(scales) <= 0:
+        raise ValueError(
+            f"--random_scale={','.join(FLAGS.random_scale)} must be positive numbers separated by"
+            " commas; use 0.5,1,2,3"
+        )
+    place = devices.resolve_devices(FLAGS.gpu_list)
+    return place, icdar_files.scan(FLAGS.training_data_path, check_images=False)
+
+
+def reader_settings(place, scan):
+    """What the batches of a seed depend on: saved beside a checkpoint and compared on --restore."""
+    names = "\n".join(os.path.basename(image) for image in scan.images)
+    return {
+        "input_size": FLAGS.input_size,
+        "batch_size": FLAGS.batch_size_per_gpu * place.num_towers,
+        "background_ratio": FLAGS.background_ratio,
+        "random_scale": [float(scale) for scale in FLAGS.random_scale],
+        "max_image_large_side": FLAGS.max_image_large_side,
+        "max_text_size": FLAGS.max_text_size,
+        "min_text_size": FLAGS.min_text_size,
+        "min_crop_side_ratio": FLAGS.min_crop_side_ratio,
+        "images": f"{len(scan.images)} (checksum {zlib.crc32(names.encode(errors='replace'))})",
+    }
+
+
+def make_readers(scan, seed, settings, restored):
+    """--num_readers readers, each with its own seed; after a restore, where they were."""
+    states = None
+    if restored is not None:
+        try:
+            path = restored.side_file(READER_STATE) or restored.prefix + READER_STATE
+            states = data_util.load_matching_state(path, FLAGS.num_readers, settings)
+        except (ValueError, OSError) as error:
+            logging.warning("the order of the data starts anew: %s", error)
+    keywords = {name: value for name, value in settings.items() if name != "images"}
+    return data_util.GeneratorEnqueuer(
+        functools.partial(icdar.make_reader, seed=seed, image_list=scan.images, **keywords),
+        num_readers=FLAGS.num_readers,
+        max_queue_size=FLAGS.max_queue_size,
+        reader=FLAGS.reader,
+        states=states,
+    )
+
+
+def train(stop):
+    """Trains until --max_steps or a signal."""
+    try:
+        place, scan = check_flags()
+        directory = checkpoints.prepare_checkpoint_directory(
+            FLAGS.checkpoint_path,
+            FLAGS.restore,
+            FLAGS.pretrained_model_path,
+            protected=[FLAGS.training_data_path, os.path.dirname(os.path.abspath(__file__))],
+        )
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    seed = random.SystemRandom().randrange(2**31) if FLAGS.seed is None else FLAGS.seed
+    print(scan.summary())
+    print(place.describe(FLAGS.batch_size_per_gpu), f"; seed {seed}", sep="", flush=True)
+
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(seed)
+        net = TrainGraph(
+            place,
+            learning_rate=FLAGS.learning_rate,
+            decay_steps=FLAGS.decay_steps,
+            decay_rate=FLAGS.decay_rate,
+            moving_average_decay=FLAGS.moving_average_decay,
+            text_scale=FLAGS.text_scale,
+            bn_decay=FLAGS.bn_decay,
+            bn_updates=FLAGS.bn_updates,
+        )
+        saver = checkpoints.CheckpointSaver(directory.path)
+        init = tf.global_variables_initializer()
+        graph.finalize()
+
+        with tf.Session(config=place.session_config()) as sess:
+            sess.run(init)
+            restored = None
+            if FLAGS.restore:
+                restored = checkpoints.restore_training(sess, directory.path)
+                print(f"continue training from previous checkpoint {restored.prefix}")
+            elif directory.pretrained_model_path:
+                print(checkpoints.load_pretrained(sess, directory.pretrained_model_path))
+            step = restored.step if restored else 0
+            if step >= FLAGS.max_steps:
+                print(f"nothing to do: step {step} is already at --max_steps={FLAGS.max_steps}")
+                return
+            settings = reader_settings(place, scan)
+            with make_readers(scan, seed, settings, restored) as readers:
+                stop.at_abort(readers.stop)
+                stop.defer()
+                summary_writer = tf.summary.FileWriter(directory.path, graph)
+                run_steps(sess, net, saver, summary_writer, readers, settings, stop, step)
+                summary_writer.close()
+
+
+def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
+    """The training loop: one `session.run` a step, from `step` to --max_steps or a signal."""
+    progress = loop.Progress(examples_per_step=settings["batch_size"])
+    saved_step, state = step, None
+
+    def save():
+        write_state = functools.partial(data_util.save_reader_state, state=state, settings=settings)
+        return saver.save(sess, step, side_files={READER_STATE: write_state})
+
+    while step < FLAGS.max_steps and not stop.requested:
+        try:
+            with stop.interruptible():
+                batch = readers.get()
+        except loop.StopRequested:
+            break
+        next_state = readers.get_state()
+        fetches = [net.model_loss, net.total_loss, net.nonfinite, net.train_op]
+        if step % FLAGS.save_summary_steps == 0:
+            fetches.append(net.summary_op)
+        model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, net.feed(batch))
+        loop.check_finite(nonfinite, net.towers, step=step, files=batch[1])
+        state = next_state
+        progress.step(readers.wait_seconds())
+
+        if step % 10 == 0:
+            print(progress.line(step, model_loss, total_loss), flush=True)
+        for serialized in summary:
+            summary_writer.add_summary(serialized, global_step=step)
+        step += 1
+        if step % FLAGS.save_checkpoint_steps == 0 and step < FLAGS.max_steps:
+            save()
+            saved_step = step
+    if step > saved_step:
+        print(f"saved {save()}", flush=True)
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
+    with loop.StopSignals() as stop:
+        try:
+            train(stop)
+        except loop.StopRequested:
+            print("stopped before the first step; nothing to save")
+        except STOPPING_ERRORS as error:
+            sys.exit(f"error: {error}")
+    sys.exit(stop.exit_code)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)
