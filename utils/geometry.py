@@ -19,6 +19,9 @@ _NEXT = [1, 2, 3, 0]
 _PREVIOUS = [3, 0, 1, 2]
 _DIRECTION_TIE = 1e-6  # weight of the downward over the rightward part in `start_corner`
 
+# Degenerate quadrilaterals give NaN or infinity, which the caller looks for.
+_quiet = np.errstate(all="ignore")
+
 
 def polygon_area(poly):
     """Signed area of quadrilaterals: negative for clockwise corners.
@@ -112,14 +115,15 @@ def roll_corners(poly, first):
     return np.take_along_axis(poly, index[..., None], axis=-2)
 
 
+@_quiet
 def point_dist_to_line(p1, p2, p3):
     """Distance [...] of the points p3 [..., 2] from the lines p1 p2; NaN where p1 == p2."""
     edge = p2 - p1
     offset = p1 - p3
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.abs(_cross(edge, offset)) / _norm(edge)
+    return np.abs(_cross(edge, offset)) / _norm(edge)
 
 
+@_quiet
 def fit_line(p1, p2):
     """The line through two points.
 
@@ -137,10 +141,9 @@ def fit_line(p1, p2):
     """
     (x0, x1), (y0, y1) = np.asarray(p1, np.float64), np.asarray(p2, np.float64)
     vertical = x0 == x1
-    with np.errstate(all="ignore"):
-        scale_x, scale_1 = np.sqrt(x0 * x0 + x1 * x1), np.sqrt(2.0)
-        slope, intercept = _solve_scaled(x0 / scale_x, x1 / scale_x, 1 / scale_1, y0, y1)
-        slope, intercept = slope / scale_x, intercept / scale_1
+    scale_x, scale_1 = np.sqrt(x0 * x0 + x1 * x1), np.sqrt(2.0)
+    slope, intercept = _solve_scaled(x0 / scale_x, x1 / scale_x, 1 / scale_1, y0, y1)
+    slope, intercept = slope / scale_x, intercept / scale_1
     return np.stack(
         [
             np.where(vertical, 1, slope),
@@ -214,33 +217,34 @@ def _triangle_svd(f, g, h):
     )
 
 
+@_quiet
 def line_cross_point(line1, line2):
     """Intersection [..., 2] float32 of two lines [..., 3]; NaN where they are parallel."""
     (a1, b1, c1), (a2, b2, c2) = _columns(line1), _columns(line2)
-    with np.errstate(all="ignore"):
-        x = np.where(b1 == 0, -c1, np.where(b2 == 0, -c2, -(c1 - c2) / (a1 - a2)))
-        y = np.where(b1 == 0, a2 * x + c2, a1 * x + c1)
-        parallel = (b1 == b2) & (a1 == a2)
-        return np.where(parallel[..., None], np.nan, np.stack([x, y], axis=-1)).astype(np.float32)
+    x = np.where(b1 == 0, -c1, np.where(b2 == 0, -c2, -(c1 - c2) / (a1 - a2)))
+    y = np.where(b1 == 0, a2 * x + c2, a1 * x + c1)
+    parallel = (b1 == b2) & (a1 == a2)
+    return np.where(parallel[..., None], np.nan, np.stack([x, y], axis=-1)).astype(np.float32)
 
 
+@_quiet
 def line_verticle(line, point):
     """The perpendicular [..., 3] of a line [..., 3] through a point [..., 2]."""
     a, b, _ = _columns(line)
     x, y = point[..., 0].astype(np.float64), point[..., 1].astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(b == 0, 0.0, -1 / a)
-        level = (b != 0) & (a == 0)
-        return np.stack(
-            [
-                np.where(level, 1, slope),
-                np.where(level, 0.0, -1.0),
-                np.where(level, -x, y - slope * x),
-            ],
-            axis=-1,
-        )
+    slope = np.where(b == 0, 0.0, -1 / a)
+    level = (b != 0) & (a == 0)
+    return np.stack(
+        [
+            np.where(level, 1, slope),
+            np.where(level, 0.0, -1.0),
+            np.where(level, -x, y - slope * x),
+        ],
+        axis=-1,
+    )
 
 
+@_quiet
 def min_area_parallelogram(poly):
     """The smallest parallelogram around a quadrilateral that keeps two of its edges' directions.
 
@@ -286,6 +290,7 @@ def min_area_parallelogram(poly):
     return roll_corners(found, np.argmin(found.sum(axis=-1), axis=-1))
 
 
+@_quiet
 def rectangle_from_parallelogram(poly):
     """The rectangle around a parallelogram that has the direction of its longer edges.
 
@@ -298,8 +303,7 @@ def rectangle_from_parallelogram(poly):
     poly = np.asarray(poly, np.float32)
     p0, p1, p3 = poly[..., 0, :], poly[..., 1, :], poly[..., 3, :]
     width, height = _norm(p0 - p1), _norm(p0 - p3)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        angle = np.arccos(_dot(p1 - p0, p3 - p0) / (width * _norm(p3 - p0)))
+    angle = np.arccos(_dot(p1 - p0, p3 - p0) / (width * _norm(p3 - p0)))
     # The corners with an acute angle stay: 0 and 2, or 1 and 3. Counted from one of them, `kept`:
     acute = angle < 0.5 * np.pi
     kept = roll_corners(poly, np.where(acute, 0, 1))
@@ -314,6 +318,7 @@ def rectangle_from_parallelogram(poly):
     return roll_corners(np.stack([k0, new_k1, k2, new_k3], axis=-2), np.where(acute, 0, 3))
 
 
+@_quiet
 def sort_rectangle(poly):
     """Counts the corners of a rectangle from its upper left, and measures its angle.
 
@@ -333,8 +338,7 @@ def sort_rectangle(poly):
     level = np.count_nonzero(y == corner[..., :1, 1], axis=-1) == 2
     rise = -(corner[..., 0, 1] - corner[..., 3, 1])
     run = corner[..., 0, 0] - corner[..., 3, 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        angle = np.arctan(rise / run).astype(np.float64)
+    angle = np.arctan(rise / run).astype(np.float64)
     steep = angle / np.pi * 180 > 45
     first = np.where(steep, lowest + 2, lowest + 1)
     first = np.where(level, np.argmin(poly.sum(axis=-1), axis=-1), first)
