@@ -9,7 +9,6 @@ training:
 lists all that cannot be used in it, and draws some samples with their label maps.
 """
 
-import argparse
 import functools
 import hashlib
 import os
@@ -34,12 +33,9 @@ from data.icdar_files import (
     annotation_path,
     get_images,
     load_annotation,
-    problems_summary,
-    scan,
 )
 from data.icdar_formats import FileError, tell, warn_once
 from data.icdar_labels import generate_rbox
-from data.icdar_preview import draw_samples
 from data.sample_cache import SampleCache
 from utils.geometry import polygon_area, restore_rectangle, restore_rectangle_rbox, shrink_poly
 
@@ -243,6 +239,7 @@ class IcdarGenerator:
         self._fruitless = np.zeros(2, np.int64)  # epochs, images since the last sample
         self._carry_over = False
         self._reversed = 0  # quadrilaterals given anticlockwise, first epoch only
+        self._first_problem = None
 
     def __iter__(self):
         return self
@@ -333,6 +330,7 @@ class IcdarGenerator:
         """Looks back at an epoch: is there enough data to go on, and does a batch get full?"""
         usable = int((self._status == _USABLE).sum())
         self._fruitless[0] += 1
+        self._check_broken()
         if not usable or (self._fruitless[0] >= 3 and self._fruitless[1] >= PATIENCE_IMAGES):
             raise ValueError(f"no image gave a training sample {self._counts()}")
         unlabelled = int((self._status == _UNLABELLED).sum())
@@ -359,9 +357,10 @@ class IcdarGenerator:
 
     def _counts(self):
         count = [int((self._status == status).sum()) for status in range(4)]
+        example = f" (the first is {self._first_problem})" if self._first_problem else ""
         return (
             f"in the last {self._fruitless[1]} tries over {self._all()}: "
-            f"{count[_BROKEN]} are broken, {count[_UNLABELLED]} have no annotation file, "
+            f"{count[_BROKEN]} are broken{example}, {count[_UNLABELLED]} have no annotation file, "
             f"{count[_EMPTY]} an empty one, {count[_USABLE]} could be read; check the folder with "
             "`python -m data.icdar --training_data_path=...`"
         )
@@ -382,6 +381,7 @@ class IcdarGenerator:
             image, polys, tags, problems = _cache.load(path, self._annotations[number])
         except FileError as error:
             warn_once(error.problem)
+            self._first_problem = self._first_problem or error.problem
             self._status[number] = _BROKEN
             self._check_broken()
             return None
@@ -456,69 +456,11 @@ def _say_once(text, level=logging.INFO):
     logging.log(level, text)
 
 
-# ---------------------------------------------------------------------------------- the check
-
-
 def main(argv=None):
-    """Lists all problems of a folder and writes a picture of some samples.
+    """The check of a folder, see `data.icdar_check.main`."""
+    from data import icdar_check  # which uses this module
 
-    Returns:
-      Exit code: 0 where the folder can be trained on, else 1.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m data.icdar",
-        description="Checks a folder of images and annotations before a training.",
-    )
-    parser.add_argument("--training_data_path", required=True, help="folder of the images")
-    parser.add_argument(
-        "--picture",
-        default="icdar_check.png",
-        help="file to draw samples with their label maps into; empty: none",
-    )
-    parser.add_argument("--num_samples", type=int, default=4, help="number of samples drawn")
-    parser.add_argument("--input_size", type=int, default=512, help="side of a sample in pixels")
-    parser.add_argument("--seed", type=int, default=0, help="of the random crops")
-    parser.add_argument(
-        "--max_listed", type=int, default=1000, help="problems with a line of their own"
-    )
-    args = parser.parse_args(argv)
-    try:
-        found = scan(args.training_data_path, check_images=True, strict=False, report=_say_nothing)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if found.problems:
-        print(problems_summary(found.problems, args.max_listed))
-    print(found.summary())
-    verdict = found.verdict()
-    if verdict is not None:
-        print(verdict, file=sys.stderr)
-        return 1
-    if args.picture:
-        samples = IcdarGenerator(
-            args.training_data_path,
-            image_list=[image for image, _ in found.samples],
-            input_size=args.input_size,
-            batch_size=args.num_samples,
-            seed=args.seed,
-        )
-        _write_picture(args.picture, draw_samples(next(samples)))
-        print(
-            f"{args.num_samples} samples with score map, distance to the top edge and training "
-            f"mask are drawn in {os.path.abspath(args.picture)}"
-        )
-    return 0
-
-
-def _say_nothing(file, line, reason):
-    """For `scan`: its problems are printed together."""
-
-
-def _write_picture(path, picture):
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    if not cv2.imwrite(path, picture):
-        raise OSError(f"the picture could not be written to {path}; pass another --picture")
+    return icdar_check.main(argv)
 
 
 if __name__ == "__main__":

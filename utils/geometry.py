@@ -266,23 +266,20 @@ def min_area_parallelogram(poly):
     forward = edge[..., _NEXT, :]  # of each edge the next one
     opposite = _parallel(edge, _farther(p0, p1, p2, p3))
 
-    new_p2 = line_cross_point(forward, opposite)
-    forward_opposite = _parallel(forward, _farther(p1, new_p2, p0, p3))
-    moved_forward = [
-        line_cross_point(forward_opposite, edge),
-        p1,
-        new_p2,
-        line_cross_point(forward_opposite, opposite),
-    ]
-    backward_opposite = _parallel(backward, _farther(p0, p3, p1, p2))
-    moved_backward = [
-        p0,
-        line_cross_point(backward_opposite, edge),
-        line_cross_point(backward_opposite, opposite),
-        line_cross_point(backward, opposite),
-    ]
-    candidates = np.stack([np.stack(moved_forward, -2), np.stack(moved_backward, -2)], axis=-3)
-    candidates = candidates.reshape(poly.shape[:-2] + (8, 4, 2))
+    # The two choices of sides, on a leading axis: parallel to `forward` or to `backward`.
+    sides = np.stack([forward, backward])
+    far_corner = line_cross_point(sides, opposite)
+    far_end = np.stack([far_corner[0], p3])  # the original measures from p3 itself
+    farther = _farther(np.stack([p1, p0]), far_end, np.stack([p0, p1]), np.stack([p3, p2]))
+    other_sides = _parallel(sides, farther)
+    near, far = line_cross_point(other_sides, np.stack([edge, opposite])[:, None])
+    candidates = np.stack(
+        [
+            np.stack([near[0], p1, far_corner[0], far[0]], axis=-2),
+            np.stack([p0, near[1], far[1], far_corner[1]], axis=-2),
+        ],
+        axis=-3,
+    ).reshape(poly.shape[:-2] + (8, 4, 2))
 
     areas = _shoelace(candidates)
     best = np.argmin(np.where(np.isfinite(areas), areas, np.inf), axis=-1)

@@ -305,7 +305,7 @@ def test_a_broken_file_uses_no_random_numbers(tmp_path):
 @pytest.mark.parametrize("text", [None, "10;10;50;10;50;30;10;30;abc\n"])
 def test_nothing_to_train_on_is_an_error_with_counts(tmp_path, text):
     _write_folder(tmp_path, [text] * 3)
-    kind = "3 have no annotation file" if text is None else "2 are broken"
+    kind = "3 have no annotation file" if text is None else r"2 are broken .*img_\d.txt:1"
     with pytest.raises(ValueError, match=kind):
         next(IcdarGenerator(tmp_path, input_size=64, batch_size=2, seed=0))
 
@@ -440,42 +440,3 @@ def test_the_cache_is_bounded_and_notices_changes(tmp_path):
     cache.set_limit(0)
     again = cache.load(*paths[2])[0]
     assert cache.load(*paths[2])[0] is not again
-
-
-# ------------------------------------------------------------------------------------- the check
-
-
-def test_the_check_lists_problems_and_draws_samples(tmp_path, capsys):
-    data = tmp_path / "data"
-    data.mkdir()
-    _write_folder(data, [QUAD + ",word", QUAD + ",###", "1,2,3\n" + QUAD, None])
-    (data / "broken.jpg").write_text("text")
-    picture = tmp_path / "made" / "check.png"
-    code = icdar.main(
-        [
-            f"--training_data_path={data}",
-            f"--picture={picture}",
-            "--num_samples=3",
-            "--input_size=128",
-        ]
-    )
-    printed = capsys.readouterr().out
-    assert code == 0
-    assert "img_3.txt:1" in printed and "broken.jpg" in printed and "img_4" in printed
-    assert "3 of 5 images can be used" in printed
-    drawn = cv2.imread(str(picture))
-    assert drawn.shape == (3 * 128, 4 * 128, 3)
-    assert (drawn[:, 128:] > 128).any()
-
-
-@pytest.mark.parametrize("problem", ["missing folder", "broken images"])
-def test_the_check_fails_where_nothing_can_be_trained(tmp_path, capsys, problem):
-    if problem == "broken images":
-        for number in range(3):
-            (tmp_path / f"{number}.jpg").write_text("text")
-            (tmp_path / f"{number}.txt").write_text(QUAD)
-        path = tmp_path
-    else:
-        path = tmp_path / "no"
-    assert icdar.main([f"--training_data_path={path}", "--picture="]) == 1
-    assert str(path) in capsys.readouterr().err
