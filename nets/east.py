@@ -66,9 +66,10 @@ def _check_images(images):
         )
     for name, size in zip(("height", "width"), shape[1:3].as_list()):
         if size is not None and (size % 32 or not size):
+            fitting = [s for s in (size // 32 * 32, size // 32 * 32 + 32) if s]
             raise ValueError(
                 f"image {name} is {size}, needed is a multiple of the network's stride 32; "
-                f"resize or pad to {max(32, size // 32 * 32)} or {(size // 32 + 1) * 32}"
+                f"resize or pad to {' or '.join(map(str, fitting))}"
             )
 
 

@@ -21,7 +21,7 @@ DELTA_TOLERANCES = {
     "beta": (0.3, 5e-2),
 }
 SLOT_TOLERANCE = (0.4, 0.1)
-LOSS_TOLERANCES = (1e-5, 3e-3, 3e-2, 3e-2, 3e-2)
+LOSS_TOLERANCES = (1e-5, 3e-3, 3e-2)  # of the first, the second and any later step
 
 
 def golden_json(name):
@@ -204,9 +204,10 @@ def op_types_behind(op):
 
 
 def test_golden_losses_of_each_tower_and_step(training):
-    expected = golden_json("train.json")
-    for step, tolerance in enumerate(LOSS_TOLERANCES):
-        wanted = expected["per_step"][step]
+    per_step = golden_json("train.json")["per_step"]
+    assert len(training.columns) == len(per_step)
+    for step, wanted in enumerate(per_step):
+        tolerance = LOSS_TOLERANCES[min(step, 2)]
         np.testing.assert_allclose(
             training.columns[step][:-1], wanted[:-1], tolerance, err_msg=f"step {step + 1}"
         )
