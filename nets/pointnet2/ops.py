@@ -13,58 +13,43 @@ once per device and set of shapes, at the first step that meets them; a fraction
 Distances are sums of squared differences in float32: |a|^2 + |b|^2 - 2ab loses the digits that
 decide between near neighbours. As in the original, gradients flow through `gather_point`,
 `group_point` and `three_interpolate` to the points only; all other results are constants to them.
+Results repeat exactly; on a GPU the sums of these gradients do so only under
+`tf.config.experimental.enable_op_determinism`.
 """
-
-import operator
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+from nets.pointnet2.op_support import (
+    count_argument,
+    search_program,
+    sum_by_index,
+    take,
+    tensor_argument,
+)
 
 FPS_THREADS = 512  # of the original's kernel, where they decide ties
 FPS_FAR = np.float32(1e38)  # distance to the samples before there is one
 WORD = 32  # bits
 
-# --- checks of arguments --------------------------------------------------------------------------
+
+def _squared_distances(queries, points):
+    """[batch, M, N] float32 squared distances of [batch, M, C] to [batch, N, C]."""
+    return tf.add_n(
+        [
+            tf.math.squared_difference(query[:, :, tf.newaxis], point[:, tf.newaxis, :])
+            for query, point in zip(tf.unstack(queries, axis=2), tf.unstack(points, axis=2))
+        ]
+    )
 
 
-def _count(op, name, value):
-    """`value` as a positive Python int."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number <= 0:
-        raise ValueError(f"{op} got {name}={value}; pass a whole number of 1 or more")
-    return number
-
-
-def _tensor(op, name, value, axes, dtype=tf.float32):
-    """`value` as a tensor of `dtype` with the named axes; 'xyz' stands for an axis of size 3."""
-    if not tf.is_tensor(value):
-        value = tf.convert_to_tensor(value, dtype)
-    wanted = f"{dtype.name} [{', '.join('3' if axis == 'xyz' else axis for axis in axes)}]"
-    known = value.shape.as_list() if value.shape.rank is not None else None
-    sizes = dict(zip(axes, known or ()))
-    if value.dtype != dtype or known is None or len(known) != len(axes):
-        fits = False
-    else:
-        fits = sizes.get("xyz") in (None, 3) and 0 not in known[1:]
-    if not fits:
-        raise ValueError(
-            f"{op} got {name} of type {value.dtype.name} and shape {value.shape}; pass {wanted},"
-            " with at least one entry along each axis"
-        )
-    return value
-
-
-def _search(function, tensors, jit_compile):
-    """Calls `function` on constants, as one XLA program unless `jit_compile` says otherwise."""
-    if jit_compile is None:
-        jit_compile = tf.test.is_built_with_xla()
-    # A new tf.function every time: a shared one would keep the device of its first caller.
-    traced = tf.function(function, jit_compile=jit_compile, autograph=False)
-    return tf.nest.map_structure(
-        tf.stop_gradient, traced(*[tf.stop_gradient(tensor) for tensor in tensors])
+def _squared_distances_to(centre, coordinates):
+    """[batch, N] float32 squared distances of [batch, C] to C x [batch, N] coordinates."""
+    return tf.add_n(
+        [
+            tf.math.squared_difference(values, centre[:, axis, tf.newaxis])
+            for axis, values in enumerate(coordinates)
+        ]
     )
 
 
@@ -89,8 +74,8 @@ def farthest_point_sample(npoint, inp, *, jit_compile=None):
     Raises:
         ValueError: npoint below 1, or `inp` of another type or rank.
     """
-    npoint = _count("farthest_point_sample", "npoint", npoint)
-    inp = _tensor("farthest_point_sample", "inp", inp, ("batch", "N", "xyz"))
+    npoint = count_argument("farthest_point_sample", "npoint", npoint)
+    inp = tensor_argument("farthest_point_sample", "inp", inp, ("batch", "N", 3))
 
     def sample(inp):
         batch, number = tf.unstack(tf.shape(inp)[:2])
@@ -101,13 +86,7 @@ def farthest_point_sample(npoint, inp, *, jit_compile=None):
 
         def pick(step, last, nearest, picked):
             centre = tf.gather(inp, last, batch_dims=1)  # [batch, 3]
-            away = tf.add_n(
-                [
-                    tf.math.squared_difference(values, centre[:, axis, tf.newaxis])
-                    for axis, values in enumerate(coordinates)
-                ]
-            )
-            nearest = tf.minimum(nearest, away)
+            nearest = tf.minimum(nearest, _squared_distances_to(centre, coordinates))
             farthest = tf.reduce_max(nearest, axis=1, keepdims=True)
             # Two plain reductions: XLA turns them into vector code, which it doesn't for argmax.
             first = tf.reduce_min(
@@ -128,7 +107,7 @@ def farthest_point_sample(npoint, inp, *, jit_compile=None):
         return tf.transpose(picked)
 
     with tf.name_scope("farthest_point_sample"):
-        picked = _search(sample, [inp], jit_compile)
+        picked = search_program(sample, [inp], jit_compile)
         picked.set_shape([inp.shape[0], npoint])
         return picked
 
@@ -146,9 +125,10 @@ def gather_point(inp, idx):
     Raises:
         ValueError: an argument of another type or rank.
     """
-    inp = _tensor("gather_point", "inp", inp, ("batch", "N", "xyz"))
-    idx = _tensor("gather_point", "idx", idx, ("batch", "npoint"), tf.int32)
-    return tf.gather(inp, idx, batch_dims=1, name="gather_point")
+    inp = tensor_argument("gather_point", "inp", inp, ("batch", "N", 3))
+    idx = tensor_argument("gather_point", "idx", idx, ("batch", "npoint"), tf.int32)
+    with tf.name_scope("gather_point"):
+        return take(inp, idx)
 
 
 def prob_sample(inp, inpr):
@@ -165,8 +145,8 @@ def prob_sample(inp, inpr):
     Raises:
         ValueError: an argument of another type or rank.
     """
-    inp = _tensor("prob_sample", "inp", inp, ("batch", "categories"))
-    inpr = _tensor("prob_sample", "inpr", inpr, ("batch", "npoints"))
+    inp = tensor_argument("prob_sample", "inp", inp, ("batch", "categories"))
+    inpr = tensor_argument("prob_sample", "inpr", inpr, ("batch", "npoints"))
     with tf.name_scope("prob_sample"):
         reached = tf.cumsum(tf.stop_gradient(inp), axis=1)
         wanted = tf.stop_gradient(inpr) * reached[:, -1:]
@@ -176,22 +156,12 @@ def prob_sample(inp, inpr):
 # --- grouping -------------------------------------------------------------------------------------
 
 
-def _squared_distances(queries, points):
-    """[batch, M, N] float32 squared distances of [batch, M, C] to [batch, N, C]."""
-    return tf.add_n(
-        [
-            tf.math.squared_difference(query[:, :, tf.newaxis], point[:, tf.newaxis, :])
-            for query, point in zip(tf.unstack(queries, axis=2), tf.unstack(points, axis=2))
-        ]
-    )
-
-
-def _squared_radius(radius):
+def squared_radius(radius):
     """The float32 t for which d2 < t says the same as max(sqrt(d2), 1e-20) < radius in float32."""
-    radius = np.float32(radius)
-    if radius <= np.float32(1e-20):
-        return np.float32(0)
     with np.errstate(over="ignore", under="ignore"):
+        radius = np.float32(radius)
+        if radius <= np.float32(1e-20):
+            return np.float32(0)
         bound = radius * radius
         while np.sqrt(bound) < radius:
             bound = np.nextafter(bound, np.float32(np.inf))
@@ -206,7 +176,9 @@ def _pack_bits(mask):
     words = (number + WORD - 1) // WORD
     mask = tf.pad(mask, [[0, 0]] * (mask.shape.rank - 1) + [[0, words * WORD - number]])
     bits = tf.reshape(tf.cast(mask, tf.int32), tf.concat([lead, [words, WORD]], axis=0))
-    return tf.reduce_sum(bits * (np.uint32(1) << np.arange(WORD, dtype=np.uint32)).view(np.int32), -1)
+    return tf.reduce_sum(
+        bits * (np.uint32(1) << np.arange(WORD, dtype=np.uint32)).view(np.int32), -1
+    )
 
 
 def _population_count(words):
@@ -250,14 +222,14 @@ def query_ball_point(radius, nsample, xyz1, xyz2, *, jit_compile=None):
     Raises:
         ValueError: radius not positive, nsample below 1, or a tensor of another type or rank.
     """
-    nsample = _count("query_ball_point", "nsample", nsample)
+    nsample = count_argument("query_ball_point", "nsample", nsample)
     if not radius > 0:
         raise ValueError(f"query_ball_point got radius={radius}; pass a number above 0")
-    xyz1 = _tensor("query_ball_point", "xyz1", xyz1, ("batch", "N", "xyz"))
-    xyz2 = _tensor("query_ball_point", "xyz2", xyz2, ("batch", "M", "xyz"))
+    xyz1 = tensor_argument("query_ball_point", "xyz1", xyz1, ("batch", "N", 3))
+    xyz2 = tensor_argument("query_ball_point", "xyz2", xyz2, ("batch", "M", 3))
 
     def search(xyz1, xyz2):
-        words = _pack_bits(_squared_distances(xyz2, xyz1) < _squared_radius(radius))
+        words = _pack_bits(_squared_distances(xyz2, xyz1) < squared_radius(radius))
         upto = tf.cumsum(_population_count(words), axis=2)  # [batch, M, words]
         total = upto[:, :, -1]
         slot = tf.range(nsample)
@@ -273,7 +245,7 @@ def query_ball_point(radius, nsample, xyz1, xyz2, *, jit_compile=None):
         return idx, tf.minimum(total, nsample)
 
     with tf.name_scope("query_ball_point"):
-        idx, pts_cnt = _search(search, [xyz1, xyz2], jit_compile)
+        idx, pts_cnt = search_program(search, [xyz1, xyz2], jit_compile)
         pts_cnt.set_shape(xyz2.shape[:2])
         idx.set_shape([*xyz2.shape[:2], nsample])
         return idx, pts_cnt
@@ -292,9 +264,10 @@ def group_point(points, idx):
     Raises:
         ValueError: an argument of another type or rank.
     """
-    points = _tensor("group_point", "points", points, ("batch", "N", "C"))
-    idx = _tensor("group_point", "idx", idx, ("batch", "M", "nsample"), tf.int32)
-    return tf.gather(points, idx, batch_dims=1, name="group_point")
+    points = tensor_argument("group_point", "points", points, ("batch", "N", "C"))
+    idx = tensor_argument("group_point", "idx", idx, ("batch", "M", "nsample"), tf.int32)
+    with tf.name_scope("group_point"):
+        return take(points, idx)
 
 
 def _selection_sort(k, dist):
@@ -341,10 +314,10 @@ def select_top_k(k, dist, *, jit_compile=None):
     Raises:
         ValueError: k below 1, or `dist` of another type or rank.
     """
-    k = _count("select_top_k", "k", k)
-    dist = _tensor("select_top_k", "dist", dist, ("batch", "M", "N"))
+    k = count_argument("select_top_k", "k", k)
+    dist = tensor_argument("select_top_k", "dist", dist, ("batch", "M", "N"))
     with tf.name_scope("select_top_k"):
-        idx, dist_out = _search(lambda dist: _selection_sort(k, dist), [dist], jit_compile)
+        idx, dist_out = search_program(lambda dist: _selection_sort(k, dist), [dist], jit_compile)
         idx.set_shape(dist.shape)
         dist_out.set_shape(dist.shape)
         return idx, dist_out
@@ -366,9 +339,9 @@ def knn_point(k, xyz1, xyz2, *, jit_compile=None):
     Raises:
         ValueError: k below 1, a tensor of another type or rank, or C not known or not the same.
     """
-    k = _count("knn_point", "k", k)
-    xyz1 = _tensor("knn_point", "xyz1", xyz1, ("batch", "N", "C"))
-    xyz2 = _tensor("knn_point", "xyz2", xyz2, ("batch", "M", "C"))
+    k = count_argument("knn_point", "k", k)
+    xyz1 = tensor_argument("knn_point", "xyz1", xyz1, ("batch", "N", "C"))
+    xyz2 = tensor_argument("knn_point", "xyz2", xyz2, ("batch", "M", "C"))
     if xyz1.shape[2] is None or xyz1.shape[2] != xyz2.shape[2]:
         raise ValueError(
             f"knn_point got points of {xyz1.shape[2]} and queries of {xyz2.shape[2]} coordinates;"
@@ -382,7 +355,7 @@ def knn_point(k, xyz1, xyz2, *, jit_compile=None):
         return val, tf.pad(idx[:, :, :k], missing)
 
     with tf.name_scope("knn_point"):
-        val, idx = _search(search, [xyz1, xyz2], jit_compile)
+        val, idx = search_program(search, [xyz1, xyz2], jit_compile)
         val.set_shape([*xyz2.shape[:2], k])
         idx.set_shape([*xyz2.shape[:2], k])
         return val, idx
@@ -407,8 +380,8 @@ def three_nn(xyz1, xyz2, *, jit_compile=None):
     Raises:
         ValueError: a tensor of another type or rank.
     """
-    xyz1 = _tensor("three_nn", "xyz1", xyz1, ("batch", "n", "xyz"))
-    xyz2 = _tensor("three_nn", "xyz2", xyz2, ("batch", "m", "xyz"))
+    xyz1 = tensor_argument("three_nn", "xyz1", xyz1, ("batch", "n", 3))
+    xyz2 = tensor_argument("three_nn", "xyz2", xyz2, ("batch", "m", 3))
 
     def search(xyz1, xyz2):
         shape, known = tf.shape(xyz1)[:2], tf.shape(xyz2)[1]
@@ -416,12 +389,7 @@ def three_nn(xyz1, xyz2, *, jit_compile=None):
 
         def compare(step, dist, idx):
             point = xyz2[:, step, :]  # [batch, 3]
-            new = tf.add_n(
-                [
-                    tf.math.squared_difference(values, point[:, axis, tf.newaxis])
-                    for axis, values in enumerate(coordinates)
-                ]
-            )
+            new = _squared_distances_to(point, coordinates)
             nearer = [new < old for old in dist]
 
             def insert(value, best):
@@ -438,7 +406,7 @@ def three_nn(xyz1, xyz2, *, jit_compile=None):
         return tf.stack(dist, axis=2), tf.stack(idx, axis=2)
 
     with tf.name_scope("three_nn"):
-        dist, idx = _search(search, [xyz1, xyz2], jit_compile)
+        dist, idx = search_program(search, [xyz1, xyz2], jit_compile)
         dist.set_shape([*xyz1.shape[:2], 3])
         idx.set_shape([*xyz1.shape[:2], 3])
         return dist, idx
@@ -458,14 +426,20 @@ def three_interpolate(points, idx, weight):
     Raises:
         ValueError: an argument of another type or rank.
     """
-    points = _tensor("three_interpolate", "points", points, ("batch", "m", "C"))
-    idx = _tensor("three_interpolate", "idx", idx, ("batch", "n", "xyz"), tf.int32)
-    weight = _tensor("three_interpolate", "weight", weight, ("batch", "n", "xyz"))
+    points = tensor_argument("three_interpolate", "points", points, ("batch", "m", "C"))
+    idx = tensor_argument("three_interpolate", "idx", idx, ("batch", "n", 3), tf.int32)
+    weight = tensor_argument("three_interpolate", "weight", weight, ("batch", "n", 3))
+    weight = tf.stop_gradient(weight)[:, :, :, tf.newaxis]
+
+    @tf.custom_gradient
+    def interpolate(points):
+        # Neighbour by neighbour, so that no [batch, n, 3, C] is held.
+        shares = [tf.gather(points, idx[:, :, k], batch_dims=1) * weight[:, :, k] for k in range(3)]
+
+        def gradient(upstream):
+            return sum_by_index(weight * upstream[:, :, tf.newaxis, :], idx, points)
+
+        return tf.add_n(shares), gradient
+
     with tf.name_scope("three_interpolate"):
-        weight = tf.stop_gradient(weight)
-        return tf.add_n(
-            [
-                tf.gather(points, idx[:, :, k], batch_dims=1) * weight[:, :, k, tf.newaxis]
-                for k in range(3)
-            ]
-        )
+        return interpolate(points)
