@@ -42,8 +42,8 @@ def generate_rbox(im_size, polys, tags, min_text_size=10, stride=1):
         parallelograms = geometry.min_area_parallelogram(polys)
         rectangles = geometry.rectangle_from_parallelogram(parallelograms)
         rectangles, angles = geometry.sort_rectangle(rectangles)
-        fits = np.isfinite(rectangles).all(axis=(1, 2)) & np.isfinite(angles)
-        fits &= (geometry.edge_lengths(rectangles) > 0).all(axis=1)
+        edges = geometry.edge_lengths(rectangles)  # NaN or infinite where a corner is
+        fits = ((edges > 0) & np.isfinite(edges)).all(axis=1) & np.isfinite(angles)
         masked = (lengths.min(axis=1) < min_text_size) | tags | ~fits
         for index in np.flatnonzero(fits):
             cv2.fillPoly(text_index, shrunk[index : index + 1], int(index) + 1)

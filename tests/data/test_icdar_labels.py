@@ -29,10 +29,13 @@ ODD_QUADS = {
 
 
 def test_golden_label_maps():
+    compared = 0
     with np.load(golden_path("east", "rbox.npz")) as data:
         golden = {name: data[name] for name in data.files}
     facts = json.loads(golden_path("east", "rbox.json").read_text())
     for case, score_map in enumerate(golden["score_map"]):
+        if facts["status"][case] != "ok" or facts["nan_values_per_case"][case]:
+            continue  # the original fails or divides by zero; ours masks such a quadrilateral
         chosen = golden["case_index"] == case
         maps = generate_rbox(
             score_map.shape,
@@ -45,6 +48,8 @@ def test_golden_label_maps():
         geo_map = golden["geo_map"][case]
         np.testing.assert_allclose(maps[1][..., :4], geo_map[..., :4], rtol=0, atol=1e-3)
         np.testing.assert_allclose(maps[1][..., 4], geo_map[..., 4], rtol=0, atol=1e-5)
+        compared += 1
+    assert compared
 
 
 def test_golden_validation():
@@ -254,15 +259,13 @@ def test_any_four_corners_give_finite_maps(corners):
 
 
 def test_a_quadrilateral_without_a_rectangle_is_dont_care():
-    quad = np.array([ODD_QUADS["two double corners"]], np.float32)
-    quad[0, 2:, 0] += 0.5  # far from a rectangle, and without a numbering that helps
-    for polys in (quad, np.full((1, 4, 2), np.nan, np.float32)):
-        score_map, geo_map, _ = generate_rbox(SIZE, polys, [False])
-        assert np.isfinite(geo_map).all()
     line = np.array([ODD_QUADS["a line"]], np.float32)
     score_map, geo_map, training_mask = generate_rbox(SIZE, line, [False])
-    assert not geo_map[score_map == 0].any()
+    assert not score_map.any() and not geo_map.any()
     assert not training_mask[30, 30]
+    nowhere = np.full((1, 4, 2), np.nan, np.float32)
+    score_map, geo_map, _ = generate_rbox(SIZE, nowhere, [False])
+    assert not score_map.any() and not geo_map.any()
 
 
 def _random_quads(rng, number):
