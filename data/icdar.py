@@ -249,7 +249,7 @@ class IcdarGenerator:
         while len(batch) < self._batch_size:
             if self._position == len(self._index):
                 if self._epoch:
-                    self._end_epoch(len(batch))
+                    self._end_epoch()
                 if not self._carry_over:
                     batch.clear()
                 self._rng.shuffle(self._index)
@@ -326,7 +326,7 @@ class IcdarGenerator:
 
     # ------------------------------------------------------------------------------- one epoch
 
-    def _end_epoch(self, unfinished):
+    def _end_epoch(self):
         """Looks back at an epoch: is there enough data to go on, and does a batch get full?"""
         usable = int((self._status == _USABLE).sum())
         self._fruitless[0] += 1
