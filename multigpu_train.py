@@ -190,7 +190,9 @@ class TrainGraph:
                     batch_norm_decay=bn_decay,
                 )
                 reuse_variables = True
-                tower_grads.append(opt.compute_gradients(total_loss))
+                tower_grads.append(
+                    opt.compute_gradients(total_loss, aggregation_method=gradients.PAIRWISE)
+                )
             towers.append(tower)
             total_losses.append(total_loss)
             model_losses.append(model_loss)

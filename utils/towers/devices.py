@@ -78,6 +78,9 @@ class Devices:
         GPU memory grows on demand.
         """
         config = tf.ConfigProto(allow_soft_placement=True)
+        # The rewriter that would merge chains of additions into one AddN: see gradients.PAIRWISE.
+        rewrites = config.graph_options.rewrite_options
+        rewrites.arithmetic_optimization = rewrites.OFF
         if self.kind == "CPU":
             config.device_count["CPU"] = self.num_towers
         config.gpu_options.allow_growth = True

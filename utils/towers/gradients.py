@@ -2,6 +2,11 @@
 
 import tensorflow.compat.v1 as tf
 
+# For `compute_gradients(..., aggregation_method=...)`: a tensor that is used several times gets its
+# gradient as a chain of pairs. The default, one AddN, adds up in an order that depends on which
+# input's memory happens to be free, so that the same step would not give the same bits twice.
+PAIRWISE = tf.AggregationMethod.EXPERIMENTAL_TREE
+
 
 def average_gradients(tower_grads):
     """Mean over the towers of every variable's gradient.
@@ -52,8 +57,15 @@ def _mean(grads, num_towers):
             indices=tf.concat([grad.indices for grad in grads], axis=0),
             dense_shape=grads[0].dense_shape,
         )
-    dense = [tf.convert_to_tensor(grad) for grad in grads]
-    return tf.add_n(dense) * (1.0 / num_towers)
+    return _sum([tf.convert_to_tensor(grad) for grad in grads]) * (1.0 / num_towers)
+
+
+def _sum(grads):
+    if len(grads) > 2:
+        # AddN starts with the first input whose memory it can reuse. That of a sum of two always
+        # is, so the order is fixed and the same step gives the same bits.
+        grads = [grads[0] + grads[1], *grads[2:]]
+    return tf.add_n(grads)
 
 
 def _check_same_variables(tower_grads):
