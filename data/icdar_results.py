@@ -5,6 +5,7 @@ have their files inside folders.
 """
 
 import os
+import re
 import tempfile
 import unicodedata
 import zipfile
@@ -16,6 +17,7 @@ from data.icdar_formats import load_annotation
 DRAWN_FOLDER = "with_boxes"  # for drawn pictures that would overwrite the pictures themselves
 _BOX_COLOUR = (255, 255, 0)  # blue, green, red
 _PREFIXES = ("res_", "gt_")
+_RESULT_FILE = re.compile(rb"(-?\d+(,-?\d+){7}\r\n)*")
 
 
 def image_name(path):
@@ -124,6 +126,12 @@ def write_boxes(path, quads):
         stream.writelines(lines)
 
 
+def _is_result(path):
+    """Whether a file is as `write_boxes` makes it: an annotation has a transcription as well."""
+    with open(path, "rb") as stream:
+        return _RESULT_FILE.fullmatch(stream.read()) is not None
+
+
 def write_drawn(path, image, quads):
     """Writes a picture with boxes drawn, in the format that the name asks for.
 
@@ -146,7 +154,8 @@ class OutputFiles:
     """Where the results of each picture go, such that no input is overwritten.
 
     Drawn pictures keep the names of the pictures. Where the output folder holds the pictures
-    themselves, they go into a folder inside it.
+    themselves, they go into a folder inside it, and only result files of an earlier run are
+    written again.
 
     Args:
         output_dir: folder; need not exist.
@@ -162,11 +171,13 @@ class OutputFiles:
         real = os.path.realpath(output_dir)
         beside_images = real in {os.path.realpath(os.path.dirname(image)) for image in images}
         self._drawn = os.path.join(self._folder, DRAWN_FOLDER) if beside_images else self._folder
-        if beside_images or (gt_path is not None and os.path.realpath(gt_path) == real):
+        among_truths = gt_path is not None and os.path.realpath(gt_path) == real
+        if beside_images or among_truths:
             for image in images:
-                if os.path.exists(self.result(image)):
+                path = self.result(image)
+                if os.path.exists(path) and (among_truths or not _is_result(path)):
                     raise ValueError(
-                        f"{self.result(image)} lies among the inputs and may be an annotation, so"
+                        f"{path} lies among the inputs and may be an annotation, so"
                         " it is not overwritten; pass another --output_dir or remove it"
                     )
 

@@ -106,6 +106,12 @@ def test_outputs_never_overwrite_inputs(tmp_path):
     assert os.path.isdir(os.path.dirname(beside.drawn(images[1])))
     assert beside.result(images[1]) == str(pictures / "b.txt")
 
+    icdar_results.write_boxes(pictures / "a.txt", BOX)  # of an earlier run
+    icdar_results.write_boxes(pictures / "b.txt", BOX[:0])
+    icdar_results.OutputFiles(pictures, images)
+    with pytest.raises(ValueError, match=r"a\.txt lies among the inputs"):
+        icdar_results.OutputFiles(pictures, images, gt_path=pictures)
+
     (pictures / "b.txt").write_text(LINE)
     link = tmp_path / "link"
     link.symlink_to(pictures)
