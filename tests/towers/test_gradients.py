@@ -101,7 +101,7 @@ def test_one_tower_adds_no_op():
         assert len(graph.get_operations()) == before
 
 
-def test_ops_grow_linearly():
+def test_averaging_takes_the_same_number_of_ops_for_any_number_of_towers():
     def count(num_towers):
         with tf.Graph().as_default() as graph:
             v = variables("a", "b")
@@ -110,4 +110,4 @@ def test_ops_grow_linearly():
             gradients.average_gradients(tower_grads)
             return len(graph.get_operations()) - before
 
-    assert count(2) == count(4) == count(8)
+    assert count(2) <= count(3) == count(4) == count(8)
