@@ -117,6 +117,18 @@ def test_name_without_step(tmp_path):
     assert checkpoint_step(tmp_path / "model.ckpt-12") == 12
 
 
+def test_name_without_step_stands_for_the_newest_where_there_is_none_of_that_name(tmp_path):
+    for name in ("model.ckpt-9", "model.ckpt-10", "other-900", "model.ckpt-11"):
+        make_checkpoint(tmp_path, name)
+    (tmp_path / "model.ckpt-11.index").unlink()
+    assert bases(candidate_checkpoints(tmp_path / "model.ckpt")) == [
+        "model.ckpt-10",
+        "model.ckpt-9",
+    ]
+    make_checkpoint(tmp_path, "model.ckpt")
+    assert bases(candidate_checkpoints(tmp_path / "model.ckpt")) == ["model.ckpt"]
+
+
 def test_incomplete_checkpoints_are_passed_over_with_a_notice(tmp_path, caplog):
     make_checkpoint(tmp_path, "model.ckpt-1")
     make_checkpoint(tmp_path, "model.ckpt-2", shards=2)

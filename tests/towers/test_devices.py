@@ -66,3 +66,24 @@ def test_old_tensorflow_is_refused(version):
 @pytest.mark.parametrize("version", ["2.21.0", "2.22.0-rc1", "3.0.0"])
 def test_tested_or_newer_tensorflow_passes(version):
     compat.check_tensorflow(version)
+
+
+def test_num_gpus_are_the_first_of_the_visible_ones():
+    environ = {}
+    place = devices.resolve_num_gpus(2, environ=environ, list_gpus=lambda: ["g"] * 2, gpu_nodes=[])
+    assert place == devices.Devices("GPU", (0, 1)) and environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    no_gpu = {"environ": {}, "list_gpus": list, "gpu_nodes": []}
+    assert devices.resolve_num_gpus(3, **no_gpu) == devices.Devices("CPU", (0, 1, 2))
+    assert devices.resolve_gpu(5, **no_gpu) == devices.Devices("CPU", (0,))
+
+
+def test_messages_name_the_flag_that_was_given():
+    one = {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "list_gpus": lambda: ["g"], "gpu_nodes": []}
+    with pytest.raises(ValueError, match="--num_gpus=2 asks for 2 GPU.*found 1.*only 0 to 0"):
+        devices.resolve_num_gpus(2, **one)
+    with pytest.raises(ValueError, match="--gpu=1 asks for 1 GPU.*found 1"):
+        devices.resolve_gpu(1, **one)
+    with pytest.raises(ValueError, match="--num_gpus=0 must be 1 or more"):
+        devices.resolve_num_gpus(0, **one)
+    with pytest.raises(ValueError, match="--gpu=-1 must be 0 or more"):
+        devices.resolve_gpu(-1, **one)

@@ -112,8 +112,16 @@ def test_all_is_symmetric_in_the_towers():
     assert one == pytest.approx(other, rel=1e-6)
 
 
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 4])
+def test_updates_in_order_run_one_after_the_other(num_towers):
+    m = 0.0
+    for value in [*C[:num_towers], *C[:num_towers]]:
+        m += (value - m) * 0.1
+    assert Run(num_towers, steps=2, bn_updates="in_order").history[-1]["m"] == pytest.approx(m)
+
+
 def test_unknown_bn_updates():
-    with pytest.raises(ValueError, match="first, all"):
+    with pytest.raises(ValueError, match="first, all, in_order"):
         Run(2, steps=0, bn_updates="middle")
 
 

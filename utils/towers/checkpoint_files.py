@@ -126,7 +126,8 @@ def candidate_checkpoints(path):
     """Finds complete checkpoints: every file is there, their content is not looked at.
 
     Args:
-        path: a folder, a prefix (`ckpt/model.ckpt-1`), one of a checkpoint's files, or a V1 file.
+        path: a folder, a prefix (`ckpt/model.ckpt-1`), one of a checkpoint's files, a V1 file, or a
+            prefix without the step (`ckpt/model.ckpt`) where there is none of that very name.
 
     Returns:
         Prefixes, the newest (highest step) first; one for a path that names a checkpoint.
@@ -157,6 +158,10 @@ def candidate_checkpoints(path):
             f"checkpoint {prefix} is incomplete, {base}.{missing} is missing; pass another one or"
             " copy it again"
         )
+    if any(_series(name) == base for name in _parts(names)):
+        steps = [p for p in _in_folder(folder) if _series(os.path.basename(p)) == base]
+        if steps:
+            return steps
     raise CheckpointError(
         f"no checkpoint {prefix}, files seen in {folder}: {_shown(folder, names)}"
     )

@@ -114,7 +114,7 @@ def parse_gpu_list(gpu_list):
     return indices
 
 
-def resolve_devices(gpu_list, *, environ=os.environ, list_gpus=None, gpu_nodes=None):
+def resolve_devices(gpu_list, **environment):
     """Finds the devices of `--gpu_list`, one tower per entry.
 
     Where CUDA_VISIBLE_DEVICES is set it is left alone and the entries index what is visible; where
@@ -122,9 +122,7 @@ def resolve_devices(gpu_list, *, environ=os.environ, list_gpus=None, gpu_nodes=N
 
     Args:
         gpu_list: for example '0,1'.
-        environ: the environment, changed in place when it lacks CUDA_VISIBLE_DEVICES.
-        list_gpus: function that returns the GPUs that TensorFlow sees (for tests).
-        gpu_nodes: device files of the GPUs in this machine, seen by TensorFlow or not (for tests).
+        **environment: of `_find_devices` (for tests).
 
     Returns:
         Devices; of kind 'CPU' where there is no GPU.
@@ -132,7 +130,55 @@ def resolve_devices(gpu_list, *, environ=os.environ, list_gpus=None, gpu_nodes=N
     Raises:
         ValueError: the list is malformed or asks for a GPU that is not there.
     """
-    indices = parse_gpu_list(gpu_list)
+    return _find_devices(parse_gpu_list(gpu_list), f"--gpu_list={gpu_list}", **environment)
+
+
+def resolve_num_gpus(num_gpus, **environment):
+    """Finds the devices of `--num_gpus`: the first of the visible ones, one tower each.
+
+    Args:
+        num_gpus: number of towers.
+        **environment: of `_find_devices` (for tests).
+
+    Returns:
+        Devices; of kind 'CPU', with as many towers, where there is no GPU.
+
+    Raises:
+        ValueError: it is not positive, or more than there are.
+    """
+    if num_gpus < 1:
+        raise ValueError(f"--num_gpus={num_gpus} must be 1 or more; pass the number of towers")
+    return _find_devices(tuple(range(num_gpus)), f"--num_gpus={num_gpus}", **environment)
+
+
+def resolve_gpu(gpu, **environment):
+    """Finds the device of `--gpu`.
+
+    Args:
+        gpu: number of the GPU among the visible ones.
+        **environment: of `_find_devices` (for tests).
+
+    Returns:
+        Devices with one tower; of kind 'CPU' where there is no GPU.
+
+    Raises:
+        ValueError: it is negative, or there is no such GPU.
+    """
+    if gpu < 0:
+        raise ValueError(f"--gpu={gpu} must be 0 or more; pass the number of a GPU")
+    return _find_devices((gpu,), f"--gpu={gpu}", **environment)
+
+
+def _find_devices(indices, asked, *, environ=os.environ, list_gpus=None, gpu_nodes=None):
+    """Finds GPUs by their numbers.
+
+    Args:
+        indices: numbers of the GPUs.
+        asked: the flag and its value, for the message.
+        environ: the environment, changed in place when it lacks CUDA_VISIBLE_DEVICES.
+        list_gpus: function that returns the GPUs that TensorFlow sees.
+        gpu_nodes: device files of the GPUs in this machine, seen by TensorFlow or not.
+    """
     list_gpus = list_gpus or (lambda: tf.config.list_physical_devices("GPU"))
     gpu_nodes = glob.glob("/dev/nvidia[0-9]*") if gpu_nodes is None else gpu_nodes
     set_by_user = "CUDA_VISIBLE_DEVICES" in environ
@@ -150,8 +196,8 @@ def resolve_devices(gpu_list, *, environ=os.environ, list_gpus=None, gpu_nodes=N
         )
         usable = f"only 0 to {found - 1}" if found else "none"
         raise ValueError(
-            f"--gpu_list={gpu_list} asks for {len(indices)} GPU(s); TensorFlow found {found} with"
-            f" {where}; list numbers that exist ({usable}), or set CUDA_VISIBLE_DEVICES= to"
-            " train on the CPU"
+            f"{asked} asks for {len(indices)} GPU(s); TensorFlow found {found} with"
+            f" {where}; ask for ones that exist ({usable}), or set CUDA_VISIBLE_DEVICES= to"
+            " run on the CPU"
         )
     return Devices("GPU", wanted)

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import averages
 
-BN_UPDATES = ("last", "first", "all")
+BN_UPDATES = ("last", "first", "all", "in_order")
 
 
 def build_train_op(opt, grads, global_step, towers, variable_averages=None, bn_updates="last"):
@@ -22,8 +22,9 @@ def build_train_op(opt, grads, global_step, towers, variable_averages=None, bn_u
         global_step: variable that counts the steps; increased by 1.
         towers: list of utils.towers.context.Tower, whose batch-norm updates are at hand.
         variable_averages: tf.train.ExponentialMovingAverage over the trainable variables, or None.
-        bn_updates: which tower's batch-norm updates run: 'last' or 'first' tower's alone, or 'all':
-            the mean of the towers' batch statistics.
+        bn_updates: which tower's batch-norm updates run: 'last' or 'first' tower's alone, 'all':
+            one update with the mean of the towers' batch statistics, or 'in_order': every tower's
+            update, one after the other, tower 0 first.
 
     Returns:
         The op `train_op`.
@@ -46,7 +47,7 @@ def batch_norm_updates(towers, which):
 
     Args:
         towers: list of utils.towers.context.Tower.
-        which: 'last', 'first' or 'all', see `build_train_op`.
+        which: one of BN_UPDATES, see `build_train_op`.
 
     Returns:
         An op. Ops in UPDATE_OPS that are no moving-average updates run as they are: of the chosen
@@ -57,7 +58,7 @@ def batch_norm_updates(towers, which):
     """
     if which not in BN_UPDATES:
         raise ValueError(f"bn_updates={which} is unknown; use one of {', '.join(BN_UPDATES)}")
-    if which != "all" or len(towers) == 1:
+    if which in ("first", "last") or len(towers) == 1:
         chosen = towers[0] if which == "first" else towers[-1]
         return tf.group(*chosen.update_ops, name="batch_norm_updates")
     per_variable = {}
@@ -67,12 +68,21 @@ def batch_norm_updates(towers, which):
             per_variable.setdefault(update.variable.ref(), []).append(update)
         else:
             other_ops.append(update)
-    means = [
-        averages.assign_moving_average(
-            updates[0].variable,
-            tf.add_n([update.value for update in updates]) * (1.0 / len(updates)),
-            updates[0].decay,
-        )
-        for updates in per_variable.values()
-    ]
-    return tf.group(*means, *other_ops, name="batch_norm_updates")
+    combine = _mean_update if which == "all" else _updates_in_order
+    combined = [combine(updates) for updates in per_variable.values()]
+    return tf.group(*combined, *other_ops, name="batch_norm_updates")
+
+
+def _mean_update(updates):
+    """One update of a variable with the mean of the towers' values."""
+    mean = tf.add_n([update.value for update in updates]) * (1.0 / len(updates))
+    return averages.assign_moving_average(updates[0].variable, mean, updates[0].decay)
+
+
+def _updates_in_order(updates):
+    """The towers' updates of a variable, each after the one before; returns the last."""
+    op = updates[0].op
+    for update in updates[1:]:
+        with tf.control_dependencies([op]):
+            op = update.op
+    return op
