@@ -3,11 +3,14 @@
 import fnmatch
 import json
 import math
+import re
 import zlib
 
 import numpy as np
 
 from tests.golden_sets import golden_path
+
+DRAWING = ("SALT", "generator", "hash", "kept at initial value")  # of the shorter form
 
 
 class GoldenWeights:
@@ -15,21 +18,25 @@ class GoldenWeights:
 
     `salt` and `rules` (first match counts) are the set's. A match with slashes is a pattern of the
     whole name, `**` for any number of parts; else it lists last parts of names ("any other
-    weights", "beta, biases").
+    weights", "beta, biases", "weights(rank>=2)"). In the shorter form of the file every entry that
+    is not about the drawing itself is a rule.
     """
 
     def __init__(self, port):
         rule = json.loads(golden_path(port, "weights_rule.json").read_text())
-        self.salt = rule["salt"]
-        self.rules = [(entry["match"], entry["value"]) for entry in rule["rules"]]
-        self.first3 = rule["first3"]  # a check: the first values of some variables
+        if "rules" in rule:
+            self.rules = [(entry["match"], entry["value"]) for entry in rule["rules"]]
+        else:
+            self.rules = [entry for entry in rule.items() if entry[0] not in DRAWING]
+        self.salt = rule["salt"] if "salt" in rule else rule["SALT"]
+        self.first3 = rule.get("first3", {})  # a check: the first values of some variables
 
     def _expression(self, name):
         for match, value in self.rules:
             if "/" in match:
                 matches = fnmatch.fnmatchcase(name, match.replace("**", "*"))
             else:
-                parts = match.removeprefix("any other ").split(",")
+                parts = re.sub(r"\(.*\)", "", match.removeprefix("any other ")).split(",")
                 matches = name.split("/")[-1] in [part.strip() for part in parts]
             if matches:
                 return value
@@ -43,6 +50,8 @@ class GoldenWeights:
             "fan_in": math.prod(shape[:-1]),
             "sqrt": math.sqrt,
             "abs": np.abs,
+            "prod": math.prod,
+            "shape": shape,
         }
         value = eval(self._expression(name), {"__builtins__": {}}, names)
         return np.asarray(value, np.float32)

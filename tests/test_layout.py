@@ -14,6 +14,7 @@ NOT_LISTED = {"tests", "demo", "build"}  # not part of the code, besides hidden 
 
 # Of `utils` without `utils.towers`, the modules that build graphs; the others serve readers too.
 GRAPH_UTILS = {"utils.tf_util", "utils.pointnet_util"}
+UNDER_GRAPH_UTILS = ("nets.layers", "nets.pointnet2.ops", "utils.towers.averages")
 DEVICE = re.compile(r"/(device:)?[cg]pu:|/device:", re.IGNORECASE)
 
 
@@ -76,8 +77,13 @@ def forbidden(module, name, scripts):
         others = within(name, "utils") and name != "utils" and not within(name, "utils.towers")
         return is_script_import or within(name, "nets", "data") or others
     if within(module, "utils"):
-        graph = module not in GRAPH_UTILS and within(name, "tensorflow")
-        return is_script_import or within(name, "nets", "data", "utils.towers") or graph
+        if module in GRAPH_UTILS:
+            inside = name in ("nets", "nets.pointnet2", "utils.towers")
+            allowed = inside or within(name, *UNDER_GRAPH_UTILS)
+            return is_script_import or (
+                within(name, "nets", "data", "utils.towers") and not allowed
+            )
+        return is_script_import or within(name, "tensorflow", "nets", "data", "utils.towers")
     return is_script_import and name != module
 
 
@@ -128,6 +134,13 @@ def test_import_directions(path):
         ("utils.towers.loop", "import multigpu_train", "multigpu_train"),
         ("utils.nms", "import tensorflow", "tensorflow"),
         ("utils.nms", "from utils.towers import compat", "utils.towers"),
+        ("utils.nms", "from nets import layers", "nets.layers"),
+        ("utils.tf_util", "from utils.towers import context", "utils.towers.context"),
+        (
+            "utils.pointnet_util",
+            "from nets.pointnet2 import pointnet2_cls_ssg",
+            "nets.pointnet2.pointnet2_cls_ssg",
+        ),
         ("eval", "from multigpu_train import tower_loss", "multigpu_train"),
     ],
 )
@@ -143,7 +156,8 @@ def test_forbidden_imports_are_found(module, source, name):
         ("nets.east", "from nets import layers\nfrom utils import tf_util\nimport tensorflow"),
         ("nets.layers", "from utils.towers.averages import add_moving_average_update"),
         ("utils.towers.loop", "from . import averages\nfrom utils.towers import compat"),
-        ("utils.tf_util", "import tensorflow"),
+        ("utils.tf_util", "import tensorflow\nfrom utils.towers.averages import x"),
+        ("utils.pointnet_util", "from nets.pointnet2.ops import x\nfrom utils import tf_util"),
         ("eval", "from utils.towers import devices\nfrom utils import nms\nfrom nets import east"),
     ],
 )
