@@ -182,7 +182,7 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         "--learning_rate=0": "--learning_rate=0",
         f"--checkpoint_path={tmp_path / 'a_file'}": "a_file",
         f"--checkpoint_path={data}": str(data),
-        "--restore": "no checkpoint",
+        "--restore": "to restore from",
         "--pretrained_model_path=/no/such/file": "/no/such/file",
     }
     script = """
