@@ -69,7 +69,9 @@ class ThreadReader:
     def __init__(self, make_generator, index, state, capacity):
         self.name = f"reader {index}"
         self._free = threading.Semaphore(capacity)
-        self._messages = queue.SimpleQueue()
+        # Not a SimpleQueue: its get(timeout) waits for ever when a signal handler that interrupts
+        # it takes longer than the rest of the timeout.
+        self._messages = queue.Queue()
         self._ending = False
         self._thread = threading.Thread(
             target=self._run, args=(make_generator, index, state), name=self.name, daemon=True
@@ -113,7 +115,7 @@ class ThreadReader:
 
     def close(self):
         """Lets go of the batches that nobody will take."""
-        self._messages = queue.SimpleQueue()
+        self._messages = queue.Queue()
 
 
 class _Slot:

@@ -304,6 +304,17 @@ def test_damaged_state_file_is_named(tmp_path):
         data_util.load_reader_state(tmp_path / "missing.npz")
 
 
+def test_a_state_of_other_settings_is_refused(tmp_path):
+    path, state = tmp_path / "state.npz", a_state()
+    data_util.save_reader_state(path, state, settings={"input_size": 512, "scale": [0.5, 1.0]})
+    same = data_util.load_matching_state(path, 3, {"input_size": 512, "scale": [0.5, 1.0]})
+    assert_equal_states(same, state)
+    with pytest.raises(ValueError, match="changed: input_size 512 -> 96"):
+        data_util.load_matching_state(path, 3, {"input_size": 96, "scale": [0.5, 1.0]})
+    with pytest.raises(ValueError, match="num_readers is 2 but the reader state is of 3"):
+        data_util.load_matching_state(path, 2, {"input_size": 512, "scale": [0.5, 1.0]})
+
+
 # Failures.
 
 
@@ -467,7 +478,7 @@ def test_stop_leaves_no_thread():
     readers.start()
     readers.get()
     readers.stop(timeout=PATIENCE)
-    assert set(threading.enumerate()) == before
+    assert not set(threading.enumerate()) - before
     readers.stop()
 
 
