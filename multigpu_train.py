@@ -206,8 +206,8 @@ class TrainGraph:
                 opt, grads, self.global_step, towers, variable_averages, bn_updates
             )
             # The regularization is in every tower's total loss, so it is in the mean once.
-            self.total_loss = tf.add_n(total_losses) * (1.0 / place.num_towers)
-            self.model_loss = tf.add_n(model_losses) * (1.0 / place.num_towers)
+            self.total_loss = gradients.add_in_order(total_losses) * (1.0 / place.num_towers)
+            self.model_loss = gradients.add_in_order(model_losses) * (1.0 / place.num_towers)
             self.nonfinite = loop.first_nonfinite(towers)
             self.summary_op = tf.summary.merge(
                 [*towers[0].summaries, tf.summary.scalar("learning_rate", self.learning_rate)]

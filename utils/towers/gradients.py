@@ -46,6 +46,17 @@ def stack_mean_gradients(tower_grads):
     ]
 
 
+def add_in_order(tensors):
+    """The sum of some tensors of one shape, added up in the same order in every run.
+
+    AddN starts with the first input whose memory it can reuse, whichever that is at the moment.
+    The memory of a sum of two always is.
+    """
+    if len(tensors) > 2:
+        tensors = [tensors[0] + tensors[1], *tensors[2:]]
+    return tf.add_n(tensors)
+
+
 def _mean(grads, num_towers):
     if not grads:
         return None
@@ -57,15 +68,7 @@ def _mean(grads, num_towers):
             indices=tf.concat([grad.indices for grad in grads], axis=0),
             dense_shape=grads[0].dense_shape,
         )
-    return _sum([tf.convert_to_tensor(grad) for grad in grads]) * (1.0 / num_towers)
-
-
-def _sum(grads):
-    if len(grads) > 2:
-        # AddN starts with the first input whose memory it can reuse. That of a sum of two always
-        # is, so the order is fixed and the same step gives the same bits.
-        grads = [grads[0] + grads[1], *grads[2:]]
-    return tf.add_n(grads)
+    return add_in_order([tf.convert_to_tensor(grad) for grad in grads]) * (1.0 / num_towers)
 
 
 def _check_same_variables(tower_grads):

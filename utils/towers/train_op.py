@@ -5,7 +5,7 @@ Then moving averages.
 
 import tensorflow.compat.v1 as tf
 
-from utils.towers import averages
+from utils.towers import averages, gradients
 
 BN_UPDATES = ("last", "first", "all", "in_order")
 
@@ -75,8 +75,10 @@ def batch_norm_updates(towers, which):
 
 def _mean_update(updates):
     """One update of a variable with the mean of the towers' values."""
-    mean = tf.add_n([update.value for update in updates]) * (1.0 / len(updates))
-    return averages.assign_moving_average(updates[0].variable, mean, updates[0].decay)
+    total = gradients.add_in_order([update.value for update in updates])
+    return averages.assign_moving_average(
+        updates[0].variable, total * (1.0 / len(updates)), updates[0].decay
+    )
 
 
 def _updates_in_order(updates):
