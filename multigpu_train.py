@@ -285,6 +285,8 @@ def make_readers(scan, seed, settings, restored):
         except (ValueError, OSError) as error:
             logging.warning("the order of the data starts anew: %s", error)
     keywords = {name: value for name, value in settings.items() if name != "images"}
+    if FLAGS.reader == "process":  # each has a cache of its own
+        keywords["cache_bytes"] = icdar.CACHE_BYTES // FLAGS.num_readers
     return data_util.GeneratorEnqueuer(
         functools.partial(icdar.make_reader, seed=seed, image_list=scan.images, **keywords),
         num_readers=FLAGS.num_readers,

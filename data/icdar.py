@@ -106,6 +106,7 @@ def make_reader(reader_index, *, seed=None, **keywords):
     `functools.partial(make_reader, seed=..., training_data_path=...)` is what
     `data_util.GeneratorEnqueuer` takes.
     """
+    cv2.setNumThreads(1)  # the readers are the threads; OpenCV's own would fight them for the cores
     rng = np.random.RandomState(None if seed is None else [seed, reader_index])
     return IcdarGenerator(rng=rng, **keywords)
 
