@@ -17,15 +17,13 @@ some transcriptions hold commas.
 
 import argparse
 import dataclasses
-import json
 import os
-import shutil
 import sys
-import tempfile
 
 import cv2
 import numpy as np
 
+from data.synthetic_folder import check_seed, write_folder
 from data.synthetic_scenes import SceneOptions, make_picture
 
 FORMAT_VERSION = 1  # raise it when the same parameters would give other pictures
@@ -85,7 +83,6 @@ def make_dataset(output_dir, num_train, num_test, options=None, seed=0):
     """
     options = options or SceneOptions()
     _check(num_train, num_test, options, seed)
-    output_dir = os.path.abspath(output_dir)
     parameters = {
         "format_version": FORMAT_VERSION,
         "num_train": num_train,
@@ -93,54 +90,22 @@ def make_dataset(output_dir, num_train, num_test, options=None, seed=0):
         "seed": seed,
         **dataclasses.asdict(options),
     }
-    if os.path.isfile(output_dir):
-        raise ValueError(f"output_dir {output_dir} is a file; pass the name of a folder")
-    if os.path.isdir(output_dir) and os.listdir(output_dir):
-        if _read_manifest(output_dir) == parameters:
-            return False
-        raise ValueError(
-            f"{output_dir} is not empty and does not hold the data set of these parameters; it is "
-            "left as it is, pass another output_dir or remove it"
-        )
-    parent, name = os.path.split(output_dir)
-    os.makedirs(parent, exist_ok=True)
-    unfinished = tempfile.mkdtemp(prefix=f"{name}.unfinished-", dir=parent)
-    try:
-        os.chmod(unfinished, 0o755)  # mkdtemp makes private folders
-        train = os.path.join(unfinished, "train")
+
+    def write(folder):
+        train, test = os.path.join(folder, "train"), os.path.join(folder, "test")
         _write_split(train, train, num_train, 0, options, seed)
-        test = os.path.join(unfinished, "test")
         _write_split(
             os.path.join(test, "images"), os.path.join(test, "gt"), num_test, 1, options, seed
         )
-        with open(os.path.join(unfinished, MANIFEST), "w", encoding="utf-8") as file:
-            json.dump(parameters, file, indent=2)
-            file.write("\n")
-        if os.path.isdir(output_dir):
-            os.rmdir(output_dir)
-        os.rename(unfinished, output_dir)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return True
 
-
-def _read_manifest(folder):
-    path = os.path.join(folder, MANIFEST)
-    if not os.path.isfile(path):
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except ValueError:  # not ours, or damaged: either way not the data set asked for
-        return None
+    return write_folder(output_dir, MANIFEST, parameters, write)
 
 
 def _check(num_train, num_test, options, seed):
     for name, value in (("num_train", num_train), ("num_test", num_test)):
         if value < 0:
             raise ValueError(f"{name} is {value}; it must not be negative, pass 0 for no pictures")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}; it must lie within 0 and 2**32 - 1, pass 0 for example")
+    check_seed(seed)
     if min(options.width, options.height) < 32:
         raise ValueError(
             f"image_size is {options.width}x{options.height}; both sides must be at least 32 "
