@@ -335,7 +335,7 @@ def train(stop):
                 restored = checkpoints.restore_training(sess, directory.path)
                 print(f"continue training from previous checkpoint {restored.prefix}")
             elif directory.pretrained_model_path:
-                print(checkpoints.load_pretrained(sess, directory.pretrained_model_path))
+                checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
             step = restored.step if restored else 0
             if step >= FLAGS.max_steps:
                 print(f"nothing to do: step {step} is already at --max_steps={FLAGS.max_steps}")
