@@ -61,9 +61,14 @@ GROUPS = {
     ),
     "averaging": Group("tower_figures.averaging", ("average_gradients_k2", "average_gradients_k4")),
     "ops": Group("tower_figures.ops_linear_in_k", ("ops_linear_in_k",)),
-    "east": Group("east_figures.two_towers", ("east_two_towers",), environment=EIGEN),
+    "east": Group(
+        "east_figures.two_towers", ("east_two_towers", "east_two_towers_batch_8"), environment=EIGEN
+    ),
     "east_onednn": Group(
-        "east_figures.two_towers", ("east_two_towers_onednn",), {"suffix": "_onednn"}, ONEDNN
+        "east_figures.two_towers",
+        ("east_two_towers_onednn", "east_two_towers_batch_8_onednn"),
+        {"suffix": "_onednn"},
+        ONEDNN,
     ),
     "steps": Group("east_figures.fetches", ("runs_per_step", "bytes_fetched_per_step")),
 }

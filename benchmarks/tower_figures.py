@@ -187,14 +187,16 @@ def tower_graph(num_towers, batch=BATCH):
                 with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0):
                     loss = reference_loss(parts[i], averages.add_moving_average_update)
                 context.add_loss_term(loss)
-                tower_grads.append(opt.compute_gradients(loss))
+                tower_grads.append(
+                    opt.compute_gradients(loss, aggregation_method=gradients.PAIRWISE)
+                )
             towers.append(tower)
             losses.append(loss)
         with tf.device(place.host):
             grads = gradients.average_gradients(tower_grads)
             variable_averages = tf.train.ExponentialMovingAverage(EMA_DECAY, step)
             train = train_op.build_train_op(opt, grads, step, towers, variable_averages)
-            loss = tf.add_n(losses) * (1.0 / num_towers)
+            loss = gradients.add_in_order(losses) * (1.0 / num_towers)
             nonfinite = loop.first_nonfinite(towers)
         return (graph, images, [train, loss, nonfinite]), place.session_config()
 
