@@ -83,11 +83,12 @@ class ModelNetH5Dataset:
         self.h5_files = []
         for name in getDataFiles(self.list_filename):
             beside = os.path.join(folder, os.path.basename(name))
-            self.h5_files.append(beside if os.path.exists(beside) else name)
+            elsewhere = os.path.exists(name) and not os.path.exists(beside)
+            self.h5_files.append(name if elsewhere else beside)
         if not self.h5_files:
             raise ValueError(f"{self.list_filename} lists no file; it must name HDF5 files")
         if not any(map(os.path.exists, self.h5_files)):
-            require(os.path.join(folder, os.path.basename(self.h5_files[0])), DATA_SET)
+            require(self.h5_files[0], DATA_SET)
         self.reset()
 
     def reset(self):

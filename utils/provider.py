@@ -309,7 +309,7 @@ def augment_batch(batch_data, *, rng=None):
     moved += noise
     # Adding three numbers at a time is slow, so a row of shifts serves several points.
     repeats = np.gcd(points, 64) if points else 1
-    rows = moved.reshape(clouds, -1, 3 * repeats)
+    rows = moved.reshape(clouds, points // repeats, 3 * repeats)
     rows += np.tile(shifts.astype(np.float32), repeats)[:, np.newaxis, :]
     if channels == 6:
         normals = np.matmul(values[:, :, 3:], matrices.astype(np.float32))
