@@ -135,7 +135,7 @@ def slot_names(names, among):
     }
 
 
-def explain(reader, wanted, raw, step_name):
+def explain(reader, wanted, raw, step_name, describe=None):
     """Says what a checkpoint is that does not fit.
 
     Args:
@@ -143,6 +143,8 @@ def explain(reader, wanted, raw, step_name):
         wanted: {name in the checkpoint: variable}, as it was asked for.
         raw: {name: variable}, the same variables under their own names.
         step_name: name of the step counter.
+        describe: function of {name in the checkpoint: shape} that says which network it is, or
+            returns None.
 
     Returns:
         One sentence with 'N of M variables found'.
@@ -163,7 +165,7 @@ def explain(reader, wanted, raw, step_name):
             "pass one that tf.train.Saver wrote",
         )
     if fit.missing or fit.differs:
-        return _explain_network(reader, fit)
+        return _explain_network(reader, fit, describe)
     averages = [name for name in compared.missing if name.endswith(AVERAGE_SUFFIX)]
     if averages:
         few = "only some" if len(averages) < _count_averages(wanted) else "no"
@@ -225,7 +227,10 @@ def _all_finite(value):
     return bool(np.isfinite(value if value.dtype.kind == "f" else value.astype(np.float32)).all())
 
 
-def _explain_network(reader, fit):
+def _explain_network(reader, fit, describe):
+    known = describe(reader.shapes) if describe else None
+    if known:
+        return _sentence(reader, f"is of {known}", fit, "pass a checkpoint of this network")
     if not fit.missing:
         return _sentence(
             reader,

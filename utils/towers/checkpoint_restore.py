@@ -73,7 +73,7 @@ class LoadReport(NamedTuple):
         )
 
 
-def restore_training(session, path, variables=None, step_name="global_step"):
+def restore_training(session, path, variables=None, step_name="global_step", describe=None):
     """Restores every variable, to go on with a training.
 
     Args:
@@ -82,6 +82,7 @@ def restore_training(session, path, variables=None, step_name="global_step"):
             one), or one checkpoint's prefix.
         variables: variables, or {name in the checkpoint: variable}; default all global ones.
         step_name: name of the variable that counts the steps.
+        describe: see `checkpoint_contents.explain`.
 
     Returns:
         A Restored.
@@ -97,7 +98,7 @@ def restore_training(session, path, variables=None, step_name="global_step"):
         compared = compare(reader, wanted)
         foreign_slots = slot_names(compared.unused, {*wanted, *reader.shapes})
         if compared.missing or compared.differs or foreign_slots or not compared.found:
-            raise CheckpointError(explain(reader, wanted, wanted, step_name))
+            raise CheckpointError(explain(reader, wanted, wanted, step_name, describe))
         _assign(session, wanted, {name: reader.read(name) for name in wanted})
         return Restored(prefix, _stored_step(reader, step_name), len(wanted))
 
@@ -105,7 +106,12 @@ def restore_training(session, path, variables=None, step_name="global_step"):
 
 
 def restore_for_evaluation(
-    session, checkpoint_path, use_moving_averages=True, variables=None, step_name="global_step"
+    session,
+    checkpoint_path,
+    use_moving_averages=True,
+    variables=None,
+    step_name="global_step",
+    describe=None,
 ):
     """Restores a network: trainable variables from their moving averages, the rest as it is.
 
@@ -115,6 +121,7 @@ def restore_for_evaluation(
         use_moving_averages: False takes the trainable variables themselves.
         variables: variables of the network; default all global ones. The step is optional.
         step_name: name of the variable that counts the steps.
+        describe: see `checkpoint_contents.explain`.
 
     Returns:
         A Restored.
@@ -133,7 +140,7 @@ def restore_for_evaluation(
             names.pop(step_name, None)
         compared = compare(reader, names)
         if compared.missing or compared.differs or not compared.found:
-            raise CheckpointError(explain(reader, names, raw, step_name))
+            raise CheckpointError(explain(reader, names, raw, step_name, describe))
         _assign(session, names, {name: reader.read(name) for name in names})
         return Restored(prefix, _stored_step(reader, step_name), len(names))
 

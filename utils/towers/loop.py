@@ -9,6 +9,8 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from utils.towers import feeding
+
 
 class NonFiniteLossError(ValueError):
     """A loss was NaN or infinite; the message says where."""
@@ -57,8 +59,8 @@ def check_finite(position, towers, *, step, files):
     if position < 0:
         return
     tower, term = loss_term_names(towers)[position]
-    share = len(files) // len(towers)
-    own = files[tower * share : (tower + 1) * share]
+    sizes = feeding.split_sizes(len(files), len(towers))
+    own = files[sum(sizes[:tower]) : sum(sizes[: tower + 1])]
     raise NonFiniteLossError(
         f"step {step}: {term} of tower {tower} is not finite; nothing of this step was"
         f" saved. Files of that tower's batch: {', '.join(own)}. Check their labels, or lower"
