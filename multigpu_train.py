@@ -11,6 +11,7 @@ Evaluation: eval.py.
 """
 
 import functools
+import math
 import os
 import random
 import sys
@@ -68,7 +69,9 @@ def define_flags():
     flags.DEFINE_float("decay_rate", 0.94, "factor of each decay of the learning rate", 0.0)
     flags.DEFINE_list("random_scale", ["0.5", "1", "2", "3"], "scales a picture is drawn at")
     flags.DEFINE_float("background_ratio", 3 / 8, "share of crops without text", 0.0, 1.0)
-    flags.DEFINE_integer("seed", None, "of weights and data; chosen and printed if not given")
+    flags.DEFINE_integer(
+        "seed", None, "of weights and data; chosen and printed if not given", 0, 2**32 - 1
+    )
     flags.DEFINE_enum("reader", "thread", ["thread", "process"], "what each reader is")
     flags.DEFINE_integer(
         "max_queue_size", 24, "batches that wait in memory, all readers", **positive
@@ -250,7 +253,7 @@ def check_flags():
         scales = [float(scale) for scale in FLAGS.random_scale]
     except ValueError:
         scales = []
-    if not scales or min(scales) <= 0:
+    if not all(0 < scale < math.inf for scale in scales or [0]):
         raise ValueError(
             f"--random_scale={','.join(FLAGS.random_scale)} must be positive numbers separated by"
             " commas; use 0.5,1,2,3"

@@ -106,6 +106,7 @@ class GeneratorEnqueuer:
 
         Raises:
           RuntimeError: they were started before.
+          ReaderError: the system allows no more threads, processes or open files.
           ValueError: `make_generator` cannot be sent to a process.
         """
         if self._owner is not None:
@@ -122,6 +123,12 @@ class GeneratorEnqueuer:
                     state = self._state["readers"][index]
                     reader = self._reader_class(self._make_generator, index, state, capacity)
                 self._readers.append(reader)
+        except (OSError, RuntimeError) as error:  # out of descriptors, processes or threads
+            self.stop()
+            raise ReaderError(
+                f"reader {len(self._readers)} of {self._num_readers} cannot be started: {error}; "
+                "use fewer readers or a shorter queue, or raise the limit (ulimit)"
+            ) from error
         except BaseException:
             self.stop()
             raise

@@ -62,7 +62,7 @@ MAP_STRIDE = 4  # pixels of the image per element of a label map
 RANDOM_SCALE = (0.5, 1, 2.0, 3.0)
 CACHE_BYTES = 256 << 20
 PATIENCE_EPOCHS = 10  # without a full batch, then unfinished batches go on into the next epoch
-PATIENCE_IMAGES = 100  # visited in at least 3 epochs without any sample, then it is an error
+PATIENCE_IMAGES = 100  # usable ones, in at least 3 epochs without any sample, then it is an error
 
 # What the generator knows of an image.
 _USABLE, _UNLABELLED, _EMPTY, _BROKEN = range(4)
@@ -256,9 +256,10 @@ class IcdarGenerator:
                 self._rng.shuffle(self._index)
                 self._epoch += 1
                 self._position = self._batches = 0
-            sample = self._make_sample(self._index[self._position])
+            number = self._index[self._position]
+            sample = self._make_sample(number)
             self._position += 1
-            self._fruitless[1] += 1
+            self._fruitless[1] += self._status[number] == _USABLE
             if sample is not None:
                 self._fruitless[:] = 0
                 batch.append(sample)
@@ -411,6 +412,8 @@ class IcdarGenerator:
         scale = self._rng.choice(self._random_scale)
         polys *= np.float32(scale)
         size = [round(side * scale) for side in image.shape[:2]]
+        if not min(size):  # a picture one pixel high, at a small scale
+            return None
         background = self._rng.rand() < self._background_ratio
         box, polys, tags = choose_crop(
             size, polys, tags, background, 50, self._min_crop_side_ratio, self._rng

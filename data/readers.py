@@ -174,14 +174,20 @@ class ProcessReader:
 
     Raises:
       ValueError: `make_generator` cannot be sent to another process.
+      OSError: the system allows no more processes or open files.
     """
 
     def __init__(self, make_generator, index, state, capacity):
         payload = _pickled_for_child(make_generator, state)
-        self._slots = [_Slot.new() for _ in range(capacity)]
-        # The first slot carries the payload: a socket would make this wait for the child.
-        self._slots[0].write([memoryview(payload)])
-        self._connection, child_end = Pipe()
+        self._slots, self._connection = [], None
+        try:
+            self._slots.extend(_Slot.new() for _ in range(capacity))
+            # The first slot carries the payload: a socket would make this wait for the child.
+            self._slots[0].write([memoryview(payload)])
+            self._connection, child_end = Pipe()
+        except BaseException:
+            self.close()
+            raise
         descriptors = [slot.descriptor for slot in self._slots]
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         code = (
@@ -246,7 +252,8 @@ class ProcessReader:
 
     def close(self):
         """Closes the descriptors."""
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
         for slot in self._slots:
             slot.close()
 

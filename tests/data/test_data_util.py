@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -375,6 +376,19 @@ def test_what_cannot_go_to_a_process_is_refused_at_the_start():
     local = functools.partial(functools.partial(type("Local", (), {"__module__": "__main__"})))
     with pytest.raises(ValueError, match="defined in the main script"):
         enqueuer(local, reader="process").start()
+
+
+def test_readers_that_cannot_be_started_leave_nothing():
+    """Each batch of a reader process needs an open file, and those are limited."""
+    before, limits = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 40, limits[1]))
+    try:
+        readers = enqueuer(generators.numbered, num_readers=2, max_queue_size=400, reader="process")
+        with pytest.raises(ReaderError, match="reader 0 of 2 cannot be started.*open files"):
+            readers.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,24 @@ def test_images_that_never_give_a_sample_are_an_error(tmp_path):
         next(generator)
 
 
+def test_few_labelled_images_among_many_others(tmp_path):
+    """Only images that could give a sample count as tries without one."""
+    _write_folder(tmp_path, [QUAD] + [None] * 99)
+    generator = IcdarGenerator(tmp_path, input_size=64, batch_size=14, seed=0)
+    for _ in range(3):
+        assert set(_names(next(generator))) == {"img_1.png"}
+
+
+def test_pictures_one_pixel_wide_or_high(tmp_path):
+    """At half their size nothing is left of them: they give no sample then."""
+    for number, size in enumerate([(1, 1), (1, 300), (300, 1)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _write_folder(folder, [QUAD, ""], size)
+        generator = IcdarGenerator(folder, input_size=64, batch_size=8, seed=0)
+        assert np.shape(next(generator)[0]) == (8, 64, 64, 3)
+
+
 def test_one_line_about_anticlockwise_quadrilaterals(tmp_path, caplog):
     anticlockwise = "20,20,20,60,120,60,120,20,word"
     _write_folder(tmp_path, [anticlockwise + "\n" + QUAD] * 3)

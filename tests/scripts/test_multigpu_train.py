@@ -179,6 +179,7 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         "--gpu_list=0,x": "--gpu_list=0,x",
         "--gpu_list=1,1": "--gpu_list=1,1",
         "--random_scale=0": "--random_scale=0",
+        "--random_scale=1,nan": "--random_scale=1,nan must be positive numbers",
         "--learning_rate=0": "--learning_rate=0",
         f"--checkpoint_path={tmp_path / 'a_file'}": "a_file",
         f"--checkpoint_path={data}": str(data),
