@@ -410,7 +410,9 @@ def run():
         leave_out.append(FLAGS.output_dir)
     images = get_images(FLAGS.test_data_path, leave_out=leave_out)
     ground_truths = icdar_results.load_boxes(FLAGS.gt_path) if FLAGS.gt_path else None
-    files = icdar_results.OutputFiles(FLAGS.output_dir, images, FLAGS.gt_path)
+    files = icdar_results.OutputFiles(
+        FLAGS.output_dir, images, FLAGS.gt_path, searched=FLAGS.test_data_path
+    )
     with Detector(
         FLAGS.checkpoint_path,
         gpu_list=FLAGS.gpu_list,

@@ -154,22 +154,24 @@ class OutputFiles:
     """Where the results of each picture go, such that no input is overwritten.
 
     Drawn pictures keep the names of the pictures. Where the output folder holds the pictures
-    themselves, they go into a folder inside it, and only result files of an earlier run are
-    written again.
+    themselves, or is searched for them, they go into a folder inside it, and only result files of
+    an earlier run are written again.
 
     Args:
         output_dir: folder; need not exist.
         images: paths of the pictures.
         gt_path: folder or archive of ground truths, or None.
+        searched: folder in which the pictures were found, also in folders inside it, or None.
 
     Raises:
         ValueError: a result file would overwrite a file that may be an annotation.
     """
 
-    def __init__(self, output_dir, images, gt_path=None):
+    def __init__(self, output_dir, images, gt_path=None, searched=None):
         self._folder = os.path.abspath(output_dir)
         real = os.path.realpath(output_dir)
-        beside_images = real in {os.path.realpath(os.path.dirname(image)) for image in images}
+        folders = {os.path.dirname(image) for image in images} | ({searched} - {None})
+        beside_images = real in set(map(os.path.realpath, folders))
         self._drawn = os.path.join(self._folder, DRAWN_FOLDER) if beside_images else self._folder
         among_truths = gt_path is not None and os.path.realpath(gt_path) == real
         if beside_images or among_truths:

@@ -118,6 +118,10 @@ def test_outputs_never_overwrite_inputs(tmp_path):
     for folder in (pictures, link):
         with pytest.raises(ValueError, match=r"b\.txt lies among the inputs.*--output_dir"):
             icdar_results.OutputFiles(folder, images)
+    # The pictures lie in a folder inside: one drawn outside would be a second picture of its name.
+    above = icdar_results.OutputFiles(tmp_path, images, searched=f"{tmp_path}/")
+    assert above.drawn(images[0]) == str(tmp_path / icdar_results.DRAWN_FOLDER / "a.jpg")
+
     truths = _folder(tmp_path / "truths", {"a.txt": LINE})
     with pytest.raises(ValueError, match=r"a\.txt lies among the inputs"):
         icdar_results.OutputFiles(truths, images, gt_path=truths)

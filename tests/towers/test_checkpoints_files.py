@@ -164,7 +164,9 @@ def test_wrong_names(tmp_path):
     make_checkpoint(tmp_path, "model.ckpt-10")
     with pytest.raises(CheckpointError, match="model.ckpt-1, files seen.*model.ckpt-10.index"):
         candidate_checkpoints(tmp_path / "model.ckpt-1")
-    with pytest.raises(CheckpointError, match="cannot look into .*nowhere"):
+    with pytest.raises(
+        CheckpointError, match="no checkpoint .*model.ckpt-1, there is no folder .*nowhere"
+    ):
         candidate_checkpoints(tmp_path / "nowhere" / "model.ckpt-1")
     with pytest.raises(CheckpointError, match="empty"):
         candidate_checkpoints("")

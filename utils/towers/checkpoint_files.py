@@ -143,6 +143,11 @@ def candidate_checkpoints(path):
     part = _PART.fullmatch(given)
     prefix = part["prefix"] if part else given
     folder, base = os.path.split(prefix)
+    if not os.path.isdir(folder):
+        raise CheckpointError(
+            f"no checkpoint {given}, there is no folder {folder}; pass the folder or the prefix of"
+            " a checkpoint"
+        )
     names = _list_folder(folder)
     parts = _parts(names).get(base, set())
     missing = _missing_part(parts)
