@@ -73,8 +73,8 @@ def get_images(test_data_path, *, leave_out=()):
     """Finds the pictures in a folder and in all folders inside it.
 
     Args:
-        test_data_path: folder.
-        leave_out: folders inside it that are not searched.
+        test_data_path: folder. Drawn pictures of earlier runs, in `with_boxes/`, are left out.
+        leave_out: other folders inside it that are not searched.
 
     Returns:
         Sorted list of paths.
@@ -87,7 +87,10 @@ def get_images(test_data_path, *, leave_out=()):
     by_name = collections.defaultdict(list)
     for folder, subfolders, names in os.walk(test_data_path):
         subfolders[:] = [
-            s for s in subfolders if os.path.realpath(os.path.join(folder, s)) not in leave_out
+            s
+            for s in subfolders
+            if s != icdar_results.DRAWN_FOLDER
+            and os.path.realpath(os.path.join(folder, s)) not in leave_out
         ]
         for name in names:
             stem, extension = os.path.splitext(name)
@@ -405,7 +408,7 @@ def run():
         print_score(metrics.detection_score(ground_truths, detections), FLAGS.output_dir)
         return
 
-    leave_out = [os.path.join(FLAGS.output_dir, icdar_results.DRAWN_FOLDER)]
+    leave_out = []
     if os.path.realpath(FLAGS.output_dir) != os.path.realpath(FLAGS.test_data_path):
         leave_out.append(FLAGS.output_dir)
     images = get_images(FLAGS.test_data_path, leave_out=leave_out)

@@ -4,11 +4,13 @@ The file of image `img_1` may be named `img_1.txt`, `res_img_1.txt` or `gt_img_1
 have their files inside folders.
 """
 
+import lzma
 import os
 import re
 import tempfile
 import unicodedata
 import zipfile
+import zlib
 
 import cv2
 
@@ -106,7 +108,8 @@ def _unpack(path, folder):
                 os.mkdir(os.path.dirname(files[-1]))
                 with open(files[-1], "wb") as stream:
                     stream.write(archive.read(entry))
-    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: encrypted
+    # Encrypted, packed in a way that Python does not know (both RuntimeError), damaged, cut off.
+    except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
         raise ValueError(
             f"{os.path.abspath(path)} cannot be read as a .zip file ({error}); pass a folder of"
             " text files or a .zip of them"

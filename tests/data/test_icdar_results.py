@@ -65,6 +65,14 @@ def test_sets_that_cannot_be_read(tmp_path):
         icdar_results.load_boxes(_folder(tmp_path / "empty", {"a.md": ""}))
     with pytest.raises(ValueError, match=r"a\.zip cannot be read as a \.zip file"):
         icdar_results.load_boxes(_folder(tmp_path / "bad", {"a.zip": "text"}) / "a.zip")
+    archive = tmp_path / "damaged.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as stream:
+        stream.writestr("img_1.txt", LINE * 100)
+    start = 30 + len("img_1.txt")  # of the packed data, behind the local header
+    packed = archive.read_bytes()
+    archive.write_bytes(packed[:start] + b"\xff" * 8 + packed[start + 8 :])
+    with pytest.raises(ValueError, match=r"damaged\.zip cannot be read as a \.zip file"):
+        icdar_results.load_boxes(archive)
     with pytest.raises(ValueError, match="gt_img_1.txt and img_1.txt both belong"):
         two = {"img_1.txt": LINE, "gt_img_1.txt": LINE}
         icdar_results.load_boxes(_folder(tmp_path / "two", two))

@@ -212,6 +212,11 @@ def test_images_are_found_in_folders_in_any_case(pictures, capsys):
     assert east_eval.get_images(str(pictures)) == expected
     assert capsys.readouterr().out == "Find 3 images\n"
     assert len(east_eval.get_images(f"{pictures}/", leave_out=[f"{pictures}/more/"])) == 2
+    drawn = pictures / icdar_results.DRAWN_FOLDER / "img_1.jpg"  # of an earlier run
+    drawn.parent.mkdir()
+    drawn.write_text("")
+    assert east_eval.get_images(str(pictures)) == expected
+    assert east_eval.get_images(str(drawn.parent)) == [str(drawn)]
 
 
 def test_folders_without_pictures_and_names_that_collide(pictures, tmp_path):
