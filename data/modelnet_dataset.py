@@ -54,6 +54,9 @@ class ModelNetDataset:
       sampling: which points: 'first', as the original; 'random'; or 'farthest'.
       rng: numpy.random.RandomState for order and augmentation; None: NumPy's global one.
 
+    Attributes:
+      batch_names: paths of the clouds of the last batch.
+
     Raises:
       ValueError: an argument is out of range.
       FileNotFoundError: the data set, or all of its clouds, do not exist.
@@ -152,6 +155,7 @@ class ModelNetDataset:
         self.num_batches = (len(self.datapath) + self.batch_size - 1) // self.batch_size
         self.batch_idx = 0
         self._ready = None  # (index of a batch, its clouds)
+        self.batch_names = []
         self._used_clouds = False
 
     def more_batches(self):
@@ -195,9 +199,10 @@ class ModelNetDataset:
         rng = self._rng if rng is None else rng
         items = self._batch()
         self.batch_idx += 1
+        self.batch_names = [path for _, _, path in items]
         data = np.zeros((len(items), self.npoints, self.num_channel()))
         labels = np.zeros(len(items), np.int32)
-        for row, (points, label) in enumerate(items):
+        for row, (points, label, _) in enumerate(items):
             data[row] = self._sampled(points, rng)
             labels[row] = label[0]
         return (augment_batch(data, rng=rng) if augment else data), labels
@@ -235,13 +240,13 @@ class ModelNetDataset:
     # -------------------------------------------------------------------------------- clouds
 
     def _batch(self):
-        """The clouds of the next batch that can be read, as `_load` returns them."""
+        """(points, class, path) of each cloud of the next batch that can be read; see `_load`."""
         if self._ready is None or self._ready[0] != self.batch_idx:
             start = self.batch_idx * self.batch_size
             items = []
             for index in self.idxs[start : start + self.batch_size].tolist():
                 try:
-                    items.append(self._load(index))
+                    items.append((*self._load(index), self.datapath[index][1]))
                 except CloudError as error:
                     warn_once(error.problem)
             self._ready = self.batch_idx, items

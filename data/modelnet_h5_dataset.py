@@ -55,6 +55,9 @@ class ModelNetH5Dataset:
       sampling: which points: 'first', as the original; 'random'; or 'farthest'.
       rng: numpy.random.RandomState for order and augmentation; None: NumPy's global one.
 
+    Attributes:
+      batch_names: where the clouds of the last batch come from, such as `ply_data_train0.h5[7]`.
+
     Raises:
       ValueError: an argument is out of range.
       FileNotFoundError: the list, or all files in it, do not exist.
@@ -102,6 +105,7 @@ class ModelNetH5Dataset:
         self.batch_idx = 0
         self._order = None
         self._used_files = 0
+        self.batch_names = []
 
     def num_channel(self):
         """Channels of a point: 3."""
@@ -149,6 +153,9 @@ class ModelNetH5Dataset:
         data = self._sampled(self.current_data[start : start + self.batch_size], rng)
         labels = self.current_label[start : start + self.batch_size].copy()
         self.batch_idx += 1
+        path = self.h5_files[self.file_idxs[self.current_file_idx - 1]]
+        rows = self._order[start : start + self.batch_size]
+        self.batch_names = [f"{path}[{row}]" for row in rows]
         return (augment_batch(data, rng=rng) if augment else data), labels
 
     def skip_batch(self):

@@ -57,6 +57,7 @@ class TrainingBatches:
       points: [B, npoints, channels] float32 (float64 of a text data set without augmentation);
       labels: [B]; B is the true number of clouds, smaller at the end of a file or an epoch. It is
         0 if no file of a batch can be read, which happens with several readers of text files only;
+      names: where each cloud comes from;
       epoch: number of the epoch, from 0;
       batch: number of the batch within its epoch, from 0;
       last: whether it is the last one of its epoch.
@@ -106,6 +107,7 @@ class TrainingBatches:
             made = None
             if self._number % self._num_readers == self._reader_index:
                 made = self._dataset.next_batch(self._augment, rng=self._rng())
+                names = self._dataset.batch_names
             else:
                 self._dataset.skip_batch()
             self._number += 1
@@ -116,7 +118,8 @@ class TrainingBatches:
                 self._epoch += 1
                 self._batch = 0
             if made is not None:
-                return {"points": made[0], "labels": made[1], **place, "last": last}
+                points, labels = made
+                return {"points": points, "labels": labels, "names": names, **place, "last": last}
         raise StopIteration
 
     def get_state(self):

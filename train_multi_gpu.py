@@ -1,0 +1,552 @@
+"""Trains a PointNet++ classifier of point clouds on one or more GPUs.
+
+    CUDA_VISIBLE_DEVICES=0,1 python train_multi_gpu.py --num_gpus 2 --model pointnet2_cls_ssg \\
+        --log_dir log --batch_size 32
+
+Without a GPU the towers run on as many logical CPUs. The data are ModelNet40's, in --data_path:
+modelnet40_ply_hdf5_2048/ or, with --normal, modelnet40_normal_resampled/. After each epoch the test
+split is evaluated. Evaluation of a checkpoint, with votes: evaluate.py.
+"""
+
+import dataclasses
+import datetime
+import functools
+import os
+import random
+import shutil
+import sys
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app, flags, logging
+
+from data import data_util, modelnet
+from nets import pointnet2
+from nets.pointnet2 import identify
+from nets.pointnet2.inputs import NUM_CLASSES
+from utils import tf_util
+from utils.log_file import LogFile, flags_line
+from utils.segmentation_metrics import ClassCounts, shown
+from utils.towers import (
+    checkpoints,
+    compat,
+    context,
+    devices,
+    feeding,
+    gradients,
+    loop,
+    schedules,
+    train_op,
+)
+from utils.towers.progress import SUFFIX as PROGRESS_FILE
+from utils.towers.progress import Progress, read_progress
+
+FLAGS = flags.FLAGS
+# Flags that TrainGraph takes under the same names.
+GRAPH_FLAGS = (
+    *("model", "num_point", "batch_size", "learning_rate", "momentum", "optimizer", "decay_step"),
+    *("decay_rate", "normal", "bn_updates", "as_shipped"),
+)
+# What ends a run with one sentence; anything else is a fault of the program and keeps its
+# traceback.
+STOPPING_ERRORS = (
+    checkpoints.CheckpointError,
+    data_util.ReaderError,
+    loop.NonFiniteLossError,
+    modelnet.BatchError,
+)
+READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
+BEST = "best"  # folder in --log_dir of the checkpoint with the best test accuracy
+FEW_PER_TOWER = 4  # clouds; with fewer, batch norm has hardly any statistics
+
+
+def define_flags():
+    """Defines the original's flags, and below them ours."""
+    positive = {"lower_bound": 1}
+    flags.DEFINE_integer("num_gpus", 1, "number of GPUs; one tower each", **positive)
+    flags.DEFINE_enum(
+        "model", "pointnet2_cls_ssg", pointnet2.CLASSIFIERS, "network, a module of nets/pointnet2"
+    )
+    # absl has a flag of this name, which means nothing here.
+    flags.DEFINE_string(
+        "log_dir", "log", "folder for log, checkpoints, summaries", allow_override=True
+    )
+    flags.DEFINE_integer("num_point", 1024, "points of a cloud that are used", **positive)
+    flags.DEFINE_integer("max_epoch", 251, "epochs in all, those before --restore included", 0)
+    flags.DEFINE_integer("batch_size", 32, "clouds a step, in all; split over the towers")
+    flags.DEFINE_float("learning_rate", 0.001, "at the start; see --decay_step")
+    flags.DEFINE_float("momentum", 0.9, "of the optimizer momentum", 0.0)
+    flags.DEFINE_enum("optimizer", "adam", ["adam", "momentum"], "adam or momentum")
+    flags.DEFINE_integer(
+        "decay_step", 200000, "clouds between two decays of learning rate and bn_decay", **positive
+    )
+    flags.DEFINE_float("decay_rate", 0.7, "factor of each decay of the learning rate", 0.0)
+    flags.DEFINE_boolean("normal", False, "use normals: six channels")
+
+    # ------------------------------- not in the original -------------------------------
+    flags.DEFINE_string(
+        "data_path",
+        "data",
+        "folder with modelnet40_ply_hdf5_2048/ or, for --normal, modelnet40_normal_resampled/",
+    )
+    flags.DEFINE_boolean("restore", False, "continue from the newest checkpoint of --log_dir")
+    flags.DEFINE_integer("seed", None, "of weights, dropout and data; chosen if not given", 0)
+    flags.DEFINE_integer("num_readers", 2, "readers of training data, all towers", **positive)
+    flags.DEFINE_enum("reader", "thread", ["thread", "process"], "what each reader is")
+    flags.DEFINE_integer(
+        "max_queue_size", 8, "batches that wait in memory, all readers", **positive
+    )
+    flags.DEFINE_integer("save_epochs", 10, "epochs between checkpoints", **positive)
+    flags.DEFINE_enum(
+        "bn_updates", "in_order", train_op.BN_UPDATES, "towers that update batch norm"
+    )
+    flags.DEFINE_boolean(
+        "as_shipped", False, "pointnet2_cls_msg with the transposed layer of its last repository"
+    )
+
+
+def tower_loss(
+    pointclouds, labels, *, network, is_training, bn_decay=None, reuse_variables=None, **settings
+):
+    """The loss of one tower.
+
+    Args:
+        pointclouds: [batch, num_point, 3 or 6] float32.
+        labels: [batch] int32.
+        network: module with get_model and get_loss.
+        is_training: bool.
+        bn_decay: decay of the moving statistics, scalar; training only.
+        reuse_variables: None in the first tower, True in the others.
+        **settings: further arguments of get_model.
+
+    Returns:
+        (total_loss, pred): scalar, and [batch, classes] float32 logits.
+    """
+    with tf.variable_scope(tf.get_variable_scope(), reuse=reuse_variables):
+        pred, end_points = network.get_model(
+            pointclouds, is_training=is_training, bn_decay=bn_decay, **settings
+        )
+    network.get_loss(pred, labels, end_points)
+    losses = tf.get_collection(tf.GraphKeys.LOSSES, tf.get_default_graph().get_name_scope() + "/")
+    total_loss = tf.add_n(losses, name="total_loss")
+    context.add_loss_term(total_loss)
+    return total_loss, pred
+
+
+def average_gradients(tower_grads):
+    """Mean over the towers of each variable's gradient: K x N x 2 -> N x 2 (gradient, variable)."""
+    return gradients.average_gradients(tower_grads)
+
+
+class TrainGraph:
+    """The training graph: inputs, towers, what a step and what an evaluation runs.
+
+    A batch is split into slices whose sizes differ by at most one, and each tower's loss counts by
+    its share, so that loss and gradients are means over the batch whatever its size.
+
+    Args:
+        place: utils.towers.devices.Devices.
+        seed: of the dropout masks.
+        The other keywords are the flags of the same names.
+    """
+
+    def __init__(
+        self,
+        place,
+        *,
+        model="pointnet2_cls_ssg",
+        num_point=1024,
+        batch_size=32,
+        learning_rate=0.001,
+        momentum=0.9,
+        optimizer="adam",
+        decay_step=200000,
+        decay_rate=0.7,
+        normal=False,
+        bn_updates="in_order",
+        as_shipped=False,
+        seed=0,
+    ):
+        network, settings = pointnet2.load_network(model, as_shipped)
+        self.network = network
+        with tf.device(place.host):
+            self.pointclouds_pl, self.labels_pl = network.placeholder_inputs(
+                None, num_point, normal=normal
+            )
+            self.batch = tf.get_variable(
+                "batch",
+                [],
+                initializer=tf.constant_initializer(0),
+                trainable=False,
+                use_resource=True,
+            )
+            # Read once, because the step changes it: all below use the value before the step.
+            step = self.batch.read_value()
+            self.bn_decay = schedules.get_bn_decay(
+                step, batch_size=batch_size, decay_step=decay_step
+            )
+            self.learning_rate = schedules.get_learning_rate(
+                step,
+                learning_rate=learning_rate,
+                batch_size=batch_size,
+                decay_step=decay_step,
+                decay_rate=decay_rate,
+            )
+            if optimizer == "momentum":
+                opt = tf.train.MomentumOptimizer(self.learning_rate, momentum=momentum)
+            else:
+                opt = tf.train.AdamOptimizer(self.learning_rate)
+            slices, weights = feeding.split_evenly(
+                [self.pointclouds_pl, self.labels_pl], place.num_towers
+            )
+
+        towers, tower_grads, losses, preds = [], [], [], []
+        reuse_variables = None
+        for i in range(place.num_towers):
+            with context.tower_context(place, i) as tower:
+                total_loss, pred = tower_loss(
+                    *slices[i],
+                    network=network,
+                    is_training=True,
+                    bn_decay=self.bn_decay,
+                    reuse_variables=reuse_variables,
+                    dropout_seed=tf_util.dropout_seed(seed, step, i),
+                    **settings,
+                )
+                reuse_variables = True
+                total_loss *= weights[i]
+                tower_grads.append(
+                    opt.compute_gradients(total_loss, aggregation_method=gradients.PAIRWISE)
+                )
+            towers.append(tower)
+            losses.append(total_loss)
+            preds.append(pred)
+
+        eval_towers, eval_losses, eval_preds = [], [], []
+        for i in range(place.num_towers):
+            with context.tower_context(place, i) as tower:
+                total_loss, pred = tower_loss(
+                    *slices[i],
+                    network=network,
+                    is_training=False,
+                    reuse_variables=True,
+                    **settings,
+                )
+                eval_losses.append(total_loss * weights[i])
+            eval_towers.append(tower)
+            eval_preds.append(pred)
+
+        with tf.device(place.host):
+            grads = average_gradients(tower_grads)
+            self.train_op = train_op.build_train_op(
+                opt, grads, self.batch, towers, bn_updates=bn_updates
+            )
+            share = 1.0 / place.num_towers
+            self.loss = gradients.add_in_order(losses) * share
+            self.pred = tf.concat(preds, 0)
+            self.eval_loss = gradients.add_in_order(eval_losses) * share
+            self.eval_pred = tf.concat(eval_preds, 0)
+            self.nonfinite = loop.first_nonfinite(towers)
+            schedule_summaries = [
+                tf.summary.scalar("bn_decay", self.bn_decay),
+                tf.summary.scalar("learning_rate", self.learning_rate),
+            ]
+            self.summary_op = self._summary(self.pred, towers, schedule_summaries)
+            self.eval_summary_op = self._summary(self.eval_pred, eval_towers)
+        self.towers = towers
+
+    def _summary(self, pred, towers, others=()):
+        """Serialized summary of the towers' losses and the accuracy of the batch."""
+        correct = tf.equal(tf.argmax(pred, 1, output_type=tf.int32), self.labels_pl)
+        accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
+        summaries = [summary for tower in towers for summary in tower.summaries]
+        return tf.summary.merge([*summaries, *others, tf.summary.scalar("accuracy", accuracy)])
+
+    def feed(self, batch):
+        """feed_dict of a batch of data.modelnet.SharedBatches."""
+        return {self.pointclouds_pl: batch["points"], self.labels_pl: batch["labels"]}
+
+
+def check_flags():
+    """Checks what no graph is needed for.
+
+    Returns:
+        Tuple (place, make_datasets): the towers' Devices, and {split: function of rng=}.
+
+    Raises:
+        ValueError, OSError: a flag or the data can't be used; one sentence.
+    """
+    compat.check_tensorflow()
+    place = devices.resolve_num_gpus(FLAGS.num_gpus)
+    feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
+    if not FLAGS.learning_rate > 0:
+        raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")
+    pointnet2.load_network(FLAGS.model, FLAGS.as_shipped)  # raises if they do not fit
+    make_datasets = {
+        split: functools.partial(
+            modelnet.make_dataset,
+            split,
+            data_path=FLAGS.data_path,
+            normal=FLAGS.normal,
+            num_point=FLAGS.num_point,
+            batch_size=FLAGS.batch_size,
+        )
+        for split in ("train", "test")
+    }
+    for make_dataset in make_datasets.values():
+        make_dataset(rng=np.random.RandomState(0))  # raises what is wrong with the data
+    share = FLAGS.batch_size // place.num_towers
+    if share < FEW_PER_TOWER:
+        logging.warning(
+            "%d cloud(s) per tower are too few for batch norm, whose statistics are those of a"
+            " tower's clouds; use --batch_size=%d or more",
+            share,
+            FEW_PER_TOWER * place.num_towers,
+        )
+    return place, make_datasets
+
+
+def reader_settings():
+    """What the batches of a seed depend on: saved beside a checkpoint and compared on --restore."""
+    return {name: FLAGS[name].value for name in ("batch_size", "num_point", "normal")}
+
+
+def make_readers(make_datasets, progress, restored):
+    """Readers of the training and of the test split; after a restore, where they were."""
+    states = None
+    if restored is not None:
+        try:
+            path = restored.side_file(READER_STATE) or restored.prefix + READER_STATE
+            states = data_util.load_matching_state(path, FLAGS.num_readers, reader_settings())
+        except (ValueError, OSError) as error:
+            logging.warning("the order of the data starts anew: %s", error)
+            progress.trained = False
+    settings = {
+        "seed": progress.seed,
+        "reader": FLAGS.reader,
+        "max_queue_size": FLAGS.max_queue_size,
+    }
+    return (
+        modelnet.make_readers(
+            make_datasets["train"],
+            augment=True,
+            num_readers=FLAGS.num_readers,
+            states=states,
+            **settings,
+        ),
+        modelnet.make_readers(make_datasets["test"], augment=False, **settings),
+    )
+
+
+def train(stop):
+    """Trains until --max_epoch or a signal."""
+    progress = None
+    try:
+        place, make_datasets = check_flags()
+        directory = checkpoints.prepare_checkpoint_directory(
+            FLAGS.log_dir,
+            FLAGS.restore,
+            protected=[FLAGS.data_path, os.path.dirname(os.path.abspath(__file__))],
+        )
+        if FLAGS.restore:
+            progress = read_progress(checkpoints.candidate_checkpoints(directory.path)[0])
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    seed = FLAGS.seed
+    if seed is None:
+        seed = progress.seed if progress else random.SystemRandom().randrange(2**31)
+
+    log = LogFile(os.path.join(directory.path, "log_train.txt"), append=FLAGS.restore)
+    with log, tf.Graph().as_default() as graph:
+        log.write(flags_line(FLAGS, "num_gpus"))
+        log.log_string(f"pid: {os.getpid()}")
+        log.log_string(place.describe(FLAGS.batch_size // place.num_towers))
+        log.log_string(
+            f"seed {seed}; {'with' if FLAGS.normal else 'without'} normals; augmentation: turn"
+            " about the up axis, small turns, scale, shift, jitter, order of points"
+        )
+        tf.set_random_seed(seed)
+        net = TrainGraph(place, seed=seed, **{name: FLAGS[name].value for name in GRAPH_FLAGS})
+        savers = {
+            "": checkpoints.CheckpointSaver(directory.path),
+            BEST: checkpoints.CheckpointSaver(os.path.join(directory.path, BEST), max_to_keep=1),
+        }
+        init = tf.global_variables_initializer()
+        graph.finalize()
+        for file in (net.network.__file__, __file__):  # as the original does
+            shutil.copy(file, directory.path)
+
+        with tf.Session(config=place.session_config()) as sess:
+            sess.run(init)
+            restored = None
+            if FLAGS.restore:
+                restored = checkpoints.restore_training(
+                    sess,
+                    directory.path,
+                    step_name="batch",
+                    describe=identify.describe_checkpoint,
+                )
+                progress = read_progress(restored.prefix)
+                log.log_string(f"Model restored from file: {restored.prefix}")
+                if progress is None:
+                    logging.warning("nothing tells the epoch: counting from 0")
+            progress = progress or Progress(seed)
+            progress.seed, progress.settings = seed, reader_settings()
+            if progress.epoch >= FLAGS.max_epoch:
+                log.log_string(f"nothing to do: {progress.epoch} epochs are done")
+                return
+            train_readers, test_readers = make_readers(make_datasets, progress, restored)
+            with train_readers, test_readers:
+                stop.at_abort(train_readers.stop)
+                stop.at_abort(test_readers.stop)
+                stop.defer()
+                towers = place.num_towers
+                smallest = min(2, FLAGS.batch_size // towers) * towers
+                run_epochs(
+                    Run(
+                        sess,
+                        net,
+                        savers,
+                        log,
+                        stop,
+                        progress,
+                        train_batches=modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES),
+                        test_batches=modelnet.SharedBatches(test_readers, towers, NUM_CLASSES),
+                        train_writer=tf.summary.FileWriter(f"{directory.path}/train", graph),
+                        test_writer=tf.summary.FileWriter(f"{directory.path}/test", graph),
+                        state=train_readers.get_state(),
+                        step=restored.step if restored else 0,
+                    )
+                )
+
+
+@dataclasses.dataclass
+class Run:
+    """What the training loop works with.
+
+    Attributes:
+        state: of the readers, after the last batch that was trained on.
+        step: number of training steps.
+        The others as in `train`.
+    """
+
+    sess: tf.Session
+    net: TrainGraph
+    savers: dict
+    log: LogFile
+    stop: loop.StopSignals
+    progress: Progress
+    train_batches: modelnet.SharedBatches
+    test_batches: modelnet.SharedBatches
+    train_writer: tf.summary.FileWriter
+    test_writer: tf.summary.FileWriter
+    state: dict
+    step: int
+
+    def save(self, where=""):
+        """Saves a checkpoint with what belongs to it."""
+        write_state = functools.partial(
+            data_util.save_reader_state, state=self.state, settings=reader_settings()
+        )
+        side_files = {READER_STATE: write_state, PROGRESS_FILE: self.progress.write}
+        save_path = self.savers[where].save(self.sess, self.step, side_files)
+        self.log.log_string(f"Model saved in file: {save_path}")
+
+
+def run_epochs(run):
+    """The training loop: epochs, each with its evaluation, until --max_epoch or a signal."""
+    progress, saved_step = run.progress, None
+    try:
+        while progress.epoch < FLAGS.max_epoch:
+            run.log.log_string(f"**** EPOCH {progress.epoch:03d} ****")
+            if not progress.trained:
+                train_one_epoch(run)
+            accuracy = eval_one_epoch(run)
+            epoch, progress.epoch, progress.trained = progress.epoch, progress.epoch + 1, False
+            if accuracy > progress.best_accuracy:
+                progress.best_accuracy = accuracy
+                run.save(BEST)
+            if epoch % FLAGS.save_epochs == 0:
+                run.save()
+                saved_step = run.step
+    except loop.StopRequested:
+        saved_step = None
+    if saved_step != run.step:
+        run.save()
+
+
+def train_one_epoch(run):
+    """One `session.run` a step, to the end of the epoch."""
+    net, log = run.net, run.log
+    log.log_string(str(datetime.datetime.now()))
+    total_correct = total_seen = batch_idx = 0
+    loss_sum = 0.0
+    clouds, waited, start = 0, 0.0, time.time()
+    fetches = [net.summary_op, net.loss, net.pred, net.nonfinite, net.train_op]
+    while not run.progress.trained:
+        with run.stop.interruptible():
+            batch, state = run.train_batches.get()
+        waited += run.train_batches.wait_seconds()
+        summary, loss_val, pred_val, nonfinite, _ = run.sess.run(fetches, net.feed(batch))
+        loop.check_finite(nonfinite, net.towers, step=run.step, files=batch["names"])
+        run.train_writer.add_summary(summary, run.step)
+        run.state, run.progress.trained = state, batch["last"]
+        run.step += 1
+
+        total_correct += np.sum(np.argmax(pred_val, 1) == batch["labels"])
+        total_seen += len(batch["labels"])
+        clouds += len(batch["labels"])
+        loss_sum += loss_val
+        batch_idx += 1
+        if batch_idx % 50 == 0:
+            log.log_string(f" ---- batch: {batch_idx:03d} ----")
+            log.log_string(f"mean loss: {loss_sum / 50:f}")
+            log.log_string(f"accuracy: {total_correct / total_seen:f}")
+            total_correct = total_seen = 0
+            loss_sum = 0.0
+    seconds = max(time.time() - start, 1e-9)
+    log.log_string(
+        f"trained on {clouds} clouds in {batch_idx} batches, {clouds / seconds:.1f} clouds/second,"
+        f" {100 * waited / seconds:.0f}% waiting for input"
+    )
+
+
+def eval_one_epoch(run):
+    """Evaluates the test split, every cloud once; returns its accuracy."""
+    net, log = run.net, run.log
+    log.log_string(str(datetime.datetime.now()))
+    log.log_string(f"---- EPOCH {run.progress.epoch:03d} EVALUATION ----")
+    counts, loss_sum = ClassCounts(NUM_CLASSES), 0.0
+    fetches = [net.eval_summary_op, net.eval_loss, net.eval_pred]
+    last = False
+    while not last:
+        with run.stop.interruptible():
+            batch, _ = run.test_batches.get()
+        summary, loss_val, pred_val = run.sess.run(fetches, net.feed(batch))
+        run.test_writer.add_summary(summary, run.step)
+        counts.add(batch["labels"], np.argmax(pred_val, 1))
+        loss_sum += loss_val * len(batch["labels"])
+        last = batch["last"]
+    log.log_string(f"eval mean loss: {loss_sum / counts.seen.sum():f}")
+    log.log_string(f"eval accuracy: {counts.accuracy():f}")
+    log.log_string(f"eval avg class acc: {shown(counts.average_class_accuracy())}")
+    return counts.accuracy()
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
+    with loop.StopSignals() as stop:
+        try:
+            train(stop)
+        except loop.StopRequested:
+            print("stopped before the first step; nothing to save")
+        except STOPPING_ERRORS as error:
+            sys.exit(f"error: {error}")
+    sys.exit(stop.exit_code)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)
