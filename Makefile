@@ -5,6 +5,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN = .venv/bin
 DEMO = demo
+SHELL = /bin/bash
 
 .PHONY: demo test clean
 
@@ -16,6 +17,23 @@ $(BIN)/.installed: requirements.txt
 $(BIN)/.installed-dev: requirements-dev.txt $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
+
+# So short a run wants its own decays of the batch-norm statistics and of the averaged weights, and
+# pictures of this size a smaller --text_scale.
+demo: $(BIN)/.installed
+	$(BIN)/python -m data.synthetic_text --output_dir=$(DEMO)/data --num_train=1500 --num_test=60
+	rm -rf $(DEMO)/checkpoints $(DEMO)/results
+	set -o pipefail; CUDA_VISIBLE_DEVICES= TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python multigpu_train.py \
+	    --gpu_list=0,1 --input_size=128 --batch_size_per_gpu=4 --num_readers=2 --seed=0 \
+	    --training_data_path=$(DEMO)/data/train --checkpoint_path=$(DEMO)/checkpoints \
+	    --text_scale=128 --random_scale=1 --min_crop_side_ratio=0.8 \
+	    --learning_rate=0.001 --decay_steps=450 --decay_rate=0.3 --max_steps=550 \
+	    --moving_average_decay=0.98 --bn_decay=0.95 --bn_updates=all | tee $(DEMO)/train.log
+	CUDA_VISIBLE_DEVICES= TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python eval.py --gpu_list=0 \
+	    --test_data_path=$(DEMO)/data/test/images --gt_path=$(DEMO)/data/test/gt --text_scale=128 \
+	    --checkpoint_path=$(DEMO)/checkpoints --output_dir=$(DEMO)/results
+	$(BIN)/python -m utils.plot_log --log=$(DEMO)/train.log --output=$(DEMO)/curve.png
+	@echo "pictures with the boxes found: $(DEMO)/results; training curve: $(DEMO)/curve.png"
 
 test: $(BIN)/.installed-dev
 	$(BIN)/ruff format --check .
