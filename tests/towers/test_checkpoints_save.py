@@ -159,6 +159,17 @@ def test_folder_deleted_between_saves_is_made_again(toy, run, caplog):
     assert steps_in(run) == {3: {3}}
 
 
+def test_folder_deleted_before_the_first_save_is_made_again(tmp_path, caplog):
+    folder = tmp_path / "run"
+    for kind in ("new", "there"):
+        toy = Toy(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        toy.mark(1)
+        toy.save(1)
+        assert steps_in(folder) == {1: {1}}
+        assert (f"{folder} has gone" in caplog.text) == (kind == "there")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_not_finite_are_not_saved(toy, run, bad):
     before = snapshot(run)

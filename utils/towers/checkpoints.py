@@ -95,6 +95,7 @@ class CheckpointSaver:
         self._graph = tf.get_default_graph()
         self._max_to_keep = max_to_keep
         self._basename = basename
+        self._made = os.path.isdir(self._directory)
         self._kept = None  # names of our checkpoints, oldest first; known from the first save on
         self._meta_graph = None
 
@@ -133,9 +134,10 @@ class CheckpointSaver:
         return prefix
 
     def _make_directory(self):
-        if self._kept is not None and not os.path.isdir(self._directory):
+        if self._made and not os.path.isdir(self._directory):
             logging.warning("%s has gone; it is made again", self._directory)
         os.makedirs(self._directory, exist_ok=True)
+        self._made = True
         if os.path.lexists(self._scratch):  # of a run that was killed while saving
             shutil.rmtree(self._scratch)
 
