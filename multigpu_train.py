@@ -309,6 +309,8 @@ def train(stop):
             FLAGS.pretrained_model_path,
             protected=[FLAGS.training_data_path, os.path.dirname(os.path.abspath(__file__))],
         )
+        if FLAGS.restore:
+            checkpoints.candidate_checkpoints(directory.path)  # raises before the graph is built
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     seed = random.SystemRandom().randrange(2**31) if FLAGS.seed is None else FLAGS.seed

@@ -184,6 +184,7 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         f"--checkpoint_path={tmp_path / 'a_file'}": "a_file",
         f"--checkpoint_path={data}": str(data),
         "--restore": "to restore from",
+        f"--restore --checkpoint_path={tmp_path / 'empty'}": "no checkpoint in",
         "--pretrained_model_path=/no/such/file": "/no/such/file",
     }
     script = """
@@ -199,7 +200,7 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         with loop.StopSignals() as stop:
             for case in json.loads(sys.stdin.read()):
                 flags.FLAGS.unparse_flags()
-                flags.FLAGS([*sys.argv, case])
+                flags.FLAGS([*sys.argv, *case.split()])
                 try:
                     multigpu_train.train(stop)
                     said[case] = "nothing"
