@@ -18,7 +18,7 @@ import sys
 import zlib
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags, logging
+from absl import app, flags
 
 from data import data_util, icdar, icdar_files
 from nets import east
@@ -108,8 +108,7 @@ def tower_loss(
         )
     terms = east.loss_terms(score_maps, f_score, geo_maps, f_geometry, training_masks)
     model_loss = east.weighted_loss(terms)
-    regularization_loss = tf.add_n(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
-    total_loss = tf.add(model_loss, regularization_loss, name="loss_terms/total_loss")
+    total_loss = tf.add(model_loss, regularization_loss(), name="loss_terms/total_loss")
     for term in [*terms.values(), total_loss]:
         context.add_loss_term(term)
 
@@ -123,6 +122,11 @@ def tower_loss(
         tf.summary.scalar("model_loss", model_loss)
         tf.summary.scalar("total_loss", total_loss)
     return total_loss, model_loss
+
+
+def regularization_loss():
+    """The L2 loss of the kernels, which only the first tower's variables registered."""
+    return tf.add_n(tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
 
 
 def average_gradients(tower_grads):
@@ -194,19 +198,22 @@ class TrainGraph:
                 )
                 reuse_variables = True
                 tower_grads.append(
-                    opt.compute_gradients(total_loss, aggregation_method=gradients.PAIRWISE)
+                    opt.compute_gradients(model_loss, aggregation_method=gradients.PAIRWISE)
                 )
             towers.append(tower)
             total_losses.append(total_loss)
             model_losses.append(model_loss)
 
         with tf.device(place.host):
-            grads = average_gradients(tower_grads)
+            # The regularization is the same in every tower: its gradient is added once.
+            self.grads = gradients.add_regularization(
+                average_gradients(tower_grads), regularization_loss()
+            )
             variable_averages = tf.train.ExponentialMovingAverage(
                 moving_average_decay, self.global_step
             )
             self.train_op = train_op.build_train_op(
-                opt, grads, self.global_step, towers, variable_averages, bn_updates
+                opt, self.grads, self.global_step, towers, variable_averages, bn_updates
             )
             # The regularization is in every tower's total loss, so it is in the mean once.
             self.total_loss = gradients.add_in_order(total_losses) * (1.0 / place.num_towers)
@@ -282,11 +289,8 @@ def make_readers(scan, seed, settings, restored):
     """--num_readers readers, each with its own seed; after a restore, where they were."""
     states = None
     if restored is not None:
-        try:
-            path = restored.side_file(READER_STATE) or restored.prefix + READER_STATE
-            states = data_util.load_matching_state(path, FLAGS.num_readers, settings)
-        except (ValueError, OSError) as error:
-            logging.warning("the order of the data starts anew: %s", error)
+        path = restored.prefix + READER_STATE
+        states = data_util.state_to_continue(path, FLAGS.num_readers, settings)
     keywords = {name: value for name, value in settings.items() if name != "images"}
     if FLAGS.reader == "process":  # each has a cache of its own
         keywords["cache_bytes"] = icdar.CACHE_BYTES // FLAGS.num_readers
@@ -393,14 +397,7 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
-    with loop.StopSignals() as stop:
-        try:
-            train(stop)
-        except loop.StopRequested:
-            print("stopped before the first step; nothing to save")
-        except STOPPING_ERRORS as error:
-            sys.exit(f"error: {error}")
-    sys.exit(stop.exit_code)
+    loop.run_script(train, STOPPING_ERRORS)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from data.reader_state import advanced_state, check_state, initial_state
 from data.reader_state import load_matching_state as load_matching_state
 from data.reader_state import load_reader_state as load_reader_state
 from data.reader_state import save_reader_state as save_reader_state
+from data.reader_state import state_to_continue as state_to_continue
 from data.readers import ProcessReader, ThreadReader
 
 READERS = {"thread": ThreadReader, "process": ProcessReader}

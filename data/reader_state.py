@@ -14,6 +14,7 @@ import zipfile
 import zlib
 
 import numpy as np
+from absl import logging
 
 _FORMAT = "reader-state-1"
 
@@ -125,6 +126,15 @@ def load_matching_state(path, num_readers, settings):
     if different:
         raise ValueError(f"the readers' settings have changed: {', '.join(different)}")
     return state
+
+
+def state_to_continue(path, num_readers, settings):
+    """`load_matching_state`, or None with a warning where the data have to start anew."""
+    try:
+        return load_matching_state(path, num_readers, settings)
+    except (ValueError, OSError) as error:
+        logging.warning("the order of the data starts anew: %s", error)
+        return None
 
 
 def load_reader_state(path):

@@ -32,7 +32,8 @@ def build_graph(num_towers):
     """The product's training graph; its towers' losses and gradients are noted on the way.
 
     Returns:
-        Tuple (train_graph, losses, tower_grads, grads): losses is a list of (total, model) a tower.
+        Tuple (train_graph, losses, tower_grads, place): losses is a list of (total, model) a tower;
+        tower_grads are those of the model loss, the regularization is added to their mean.
     """
     losses, gradients = [], []
     tower_loss, average_gradients = multigpu_train.tower_loss, multigpu_train.average_gradients
@@ -42,8 +43,8 @@ def build_graph(num_towers):
         return losses[-1]
 
     def noted_average_gradients(tower_grads):
-        gradients.extend([tower_grads, average_gradients(tower_grads)])
-        return gradients[-1]
+        gradients.append(tower_grads)
+        return average_gradients(tower_grads)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multigpu_train, "tower_loss", noted_tower_loss)
@@ -65,7 +66,7 @@ class Training:
         expected, arrays = golden_json("train.json"), np.load(golden_path("east", "train.npz"))
         weights = GoldenWeights("east")
         with tf.Graph().as_default() as self.graph:
-            graph, losses, tower_grads, grads, place = build_graph(expected["towers"])
+            graph, losses, tower_grads, place = build_graph(expected["towers"])
             self.variables = tf.global_variables()
             self.saved = [v.op.name for v in tf.train.Saver(tf.global_variables())._var_list]
             model = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
@@ -73,10 +74,10 @@ class Training:
             columns = [model_loss for _, model_loss in losses] + [total for total, _ in losses]
             fetches = {"columns": columns + [graph.learning_rate], "train_op": graph.train_op}
             gradients = {
-                "mean": [gradient for gradient, _ in grads],
+                "mean": [gradient for gradient, _ in graph.grads],
                 "towers": [[gradient for gradient, _ in pairs] for pairs in tower_grads],
             }
-            self.gradient_names = [variable.op.name for _, variable in grads]
+            self.gradient_names = [variable.op.name for _, variable in graph.grads]
             with tf.Session(config=place.session_config()) as session:
                 weights.load(session, model)
                 session.run(others)  # the averages begin at the weights
@@ -232,10 +233,16 @@ def test_golden_gradient_norms_of_the_first_step(training):
     }
     wanted = {name: entry["norm"] for name, entry in expected["gradients_step1"].items()}
     check_errors(relative_errors(norms, wanted), 1e-2, 1e-3)
+    # The set's gradients of a tower have the regularization, scale * weight, in them.
+    scales = {
+        v["name"]: v.get("l2_regularizer_scale") or 0.0
+        for v in golden_json("variables.json")["train_graph"]
+    }
+    weights = GoldenWeights("east")
     for tower, gradients in enumerate(training.gradients["towers"]):
         norms = {
-            name: np.linalg.norm(np.float64(gradient))
-            for name, gradient in zip(training.gradient_names, gradients)
+            name: np.linalg.norm(gradient + scales[name] * weights.value(name, gradient.shape))
+            for name, gradient in zip(training.gradient_names, map(np.float64, gradients))
         }
         per_tower = expected["tower_gradient_norms_step1"].items()
         wanted = {name: towers[tower] for name, towers in per_tower}

@@ -111,3 +111,22 @@ def test_averaging_takes_the_same_number_of_ops_for_any_number_of_towers():
             return len(graph.get_operations()) - before
 
     assert count(2) <= count(3) == count(4) == count(8)
+
+
+def test_regularization_added_once_equals_its_part_in_every_tower():
+    with tf.Graph().as_default(), tf.Session() as session:
+        a, b, unused = variables("a", "b", "unused")
+        opt = tf.train.GradientDescentOptimizer(1.0)
+        regularization = tf.nn.l2_loss(a) + tf.nn.l2_loss(unused)
+        losses = [tf.reduce_sum(tf.square(a) * k + b) for k in (1.0, 3.0, 4.0)]
+        inside = gradients.average_gradients(
+            [opt.compute_gradients(loss + regularization) for loss in losses]
+        )
+        outside = gradients.add_regularization(
+            gradients.average_gradients([opt.compute_gradients(loss) for loss in losses]),
+            regularization,
+        )
+        session.run(tf.global_variables_initializer())
+        for (g, v), (h, w) in zip(inside, outside):
+            assert v is w
+            np.testing.assert_allclose(*session.run((g, h)), rtol=1e-6)

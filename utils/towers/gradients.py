@@ -46,6 +46,29 @@ def stack_mean_gradients(tower_grads):
     ]
 
 
+def add_regularization(grads, regularization_loss):
+    """Adds the gradient of a loss that does not depend on the batch, once and not in every tower.
+
+    It equals the mean over towers that each differentiate it with their own loss, without their
+    reading every weight for it.
+
+    Args:
+        grads: averaged (gradient, variable) pairs.
+        regularization_loss: scalar.
+
+    Returns:
+        (gradient, variable) pairs, in the same order.
+    """
+    variables = [variable for _, variable in grads]
+    added = []
+    for (grad, variable), extra in zip(grads, tf.gradients(regularization_loss, variables)):
+        if grad is None or extra is None:
+            added.append((extra if grad is None else grad, variable))
+        else:
+            added.append((tf.convert_to_tensor(grad) + extra, variable))
+    return added
+
+
 def add_in_order(tensors):
     """The sum of some tensors of one shape, added up in the same order in every run.
 

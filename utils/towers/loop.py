@@ -68,6 +68,26 @@ def check_finite(position, towers, *, step, files):
     )
 
 
+def run_script(train, stopping_errors):
+    """Runs a training script and ends the process.
+
+    The exit code is 0, 1 after an error, or 128 + the number of the signal that ended it.
+
+    Args:
+        train: function of a StopSignals.
+        stopping_errors: exception classes that end the run with one sentence; others are faults of
+            the program and keep their traceback.
+    """
+    with StopSignals() as stop:
+        try:
+            train(stop)
+        except StopRequested:
+            print("stopped before the first step; nothing to save")
+        except stopping_errors as error:
+            sys.exit(f"error: {error}")
+    sys.exit(stop.exit_code)
+
+
 class Progress:
     """Throughput and input-stall meter between two progress lines."""
 
