@@ -5,6 +5,7 @@ have their files inside folders.
 """
 
 import lzma
+import json
 import os
 import re
 import tempfile
@@ -16,6 +17,7 @@ import cv2
 
 from data.icdar_formats import load_annotation
 
+WRITTEN = ".result_files.json"  # list of our result files, in a folder that has pictures too
 DRAWN_FOLDER = "with_boxes"  # for drawn pictures that would overwrite the pictures themselves
 _BOX_COLOUR = (255, 255, 0)  # blue, green, red
 _PREFIXES = ("res_", "gt_")
@@ -176,11 +178,14 @@ class OutputFiles:
         folders = {os.path.dirname(image) for image in images} | ({searched} - {None})
         beside_images = real in set(map(os.path.realpath, folders))
         self._drawn = os.path.join(self._folder, DRAWN_FOLDER) if beside_images else self._folder
+        self._images = images if beside_images else []
+        written = self._written()
         among_truths = gt_path is not None and os.path.realpath(gt_path) == real
         if beside_images or among_truths:
             for image in images:
                 path = self.result(image)
-                if os.path.exists(path) and (among_truths or not _is_result(path)):
+                ours = os.path.basename(path) in written and _is_result(path)
+                if os.path.exists(path) and (among_truths or not ours):
                     raise ValueError(
                         f"{path} lies among the inputs and may be an annotation, so"
                         " it is not overwritten; pass another --output_dir or remove it"
@@ -189,6 +194,18 @@ class OutputFiles:
     def make_folders(self, with_drawn):
         """Makes the folder for result files and, if asked for, that for drawn pictures."""
         os.makedirs(self._drawn if with_drawn else self._folder, exist_ok=True)
+        names = {os.path.basename(self.result(image)) for image in self._images}
+        if names:
+            with open(os.path.join(self._folder, WRITTEN), "w", encoding="utf-8") as stream:
+                json.dump(sorted(names | self._written()), stream)
+
+    def _written(self):
+        """Names of the result files that earlier runs wrote beside the pictures."""
+        try:
+            with open(os.path.join(self._folder, WRITTEN), encoding="utf-8") as stream:
+                return set(json.load(stream))
+        except (OSError, ValueError, TypeError):  # none, or not one of ours
+            return set()
 
     def result(self, image):
         """Path of the result file of a picture."""

@@ -114,9 +114,13 @@ def test_outputs_never_overwrite_inputs(tmp_path):
     assert os.path.isdir(os.path.dirname(beside.drawn(images[1])))
     assert beside.result(images[1]) == str(pictures / "b.txt")
 
-    icdar_results.write_boxes(pictures / "a.txt", BOX)  # of an earlier run
+    icdar_results.write_boxes(pictures / "a.txt", BOX)  # of an earlier run, which listed them
     icdar_results.write_boxes(pictures / "b.txt", BOX[:0])
     icdar_results.OutputFiles(pictures, images)
+    (pictures / "c.jpg").write_text("")
+    icdar_results.write_boxes(pictures / "c.txt", BOX)  # could as well be an annotation
+    with pytest.raises(ValueError, match=r"c\.txt lies among the inputs"):
+        icdar_results.OutputFiles(pictures, [*images, str(pictures / "c.jpg")])
     with pytest.raises(ValueError, match=r"a\.txt lies among the inputs"):
         icdar_results.OutputFiles(pictures, images, gt_path=pictures)
 
