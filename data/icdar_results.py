@@ -4,8 +4,8 @@ The file of image `img_1` may be named `img_1.txt`, `res_img_1.txt` or `gt_img_1
 have their files inside folders.
 """
 
-import lzma
 import json
+import lzma
 import os
 import re
 import tempfile
