@@ -39,8 +39,7 @@ from utils.towers import (
     schedules,
     train_op,
 )
-from utils.towers.progress import SUFFIX as PROGRESS_FILE
-from utils.towers.progress import Progress, read_progress
+from utils.towers.progress import EpochCheckpoints, Progress, read_progress
 
 FLAGS = flags.FLAGS
 # Flags that TrainGraph takes under the same names.
@@ -57,8 +56,6 @@ STOPPING_ERRORS = (
     modelnet.BatchError,
 )
 READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
-BEST = "best"  # folder in --log_dir of the checkpoint with the best test accuracy
-FEW_PER_TOWER = 4  # clouds; with fewer, batch norm has hardly any statistics
 
 
 def define_flags():
@@ -296,47 +293,12 @@ def check_flags():
     }
     for make_dataset in make_datasets.values():
         make_dataset(rng=np.random.RandomState(0))  # raises what is wrong with the data
-    share = FLAGS.batch_size // place.num_towers
-    if share < FEW_PER_TOWER:
-        logging.warning(
-            "%d cloud(s) per tower are too few for batch norm, whose statistics are those of a"
-            " tower's clouds; use --batch_size=%d or more",
-            share,
-            FEW_PER_TOWER * place.num_towers,
-        )
     return place, make_datasets
 
 
 def reader_settings():
     """What the batches of a seed depend on: saved beside a checkpoint and compared on --restore."""
     return {name: FLAGS[name].value for name in ("batch_size", "num_point", "normal")}
-
-
-def make_readers(make_datasets, progress, restored):
-    """Readers of the training and of the test split; after a restore, where they were."""
-    states = None
-    if restored is not None:
-        try:
-            path = restored.side_file(READER_STATE) or restored.prefix + READER_STATE
-            states = data_util.load_matching_state(path, FLAGS.num_readers, reader_settings())
-        except (ValueError, OSError) as error:
-            logging.warning("the order of the data starts anew: %s", error)
-            progress.trained = False
-    settings = {
-        "seed": progress.seed,
-        "reader": FLAGS.reader,
-        "max_queue_size": FLAGS.max_queue_size,
-    }
-    return (
-        modelnet.make_readers(
-            make_datasets["train"],
-            augment=True,
-            num_readers=FLAGS.num_readers,
-            states=states,
-            **settings,
-        ),
-        modelnet.make_readers(make_datasets["test"], augment=False, **settings),
-    )
 
 
 def train(stop):
@@ -368,10 +330,7 @@ def train(stop):
         )
         tf.set_random_seed(seed)
         net = TrainGraph(place, seed=seed, **{name: FLAGS[name].value for name in GRAPH_FLAGS})
-        savers = {
-            "": checkpoints.CheckpointSaver(directory.path),
-            BEST: checkpoints.CheckpointSaver(os.path.join(directory.path, BEST), max_to_keep=1),
-        }
+        savers = EpochCheckpoints(directory.path, log.log_string)
         init = tf.global_variables_initializer()
         graph.finalize()
         for file in (net.network.__file__, __file__):  # as the original does
@@ -396,7 +355,24 @@ def train(stop):
             if progress.epoch >= FLAGS.max_epoch:
                 log.log_string(f"nothing to do: {progress.epoch} epochs are done")
                 return
-            train_readers, test_readers = make_readers(make_datasets, progress, restored)
+            states = None
+            if restored is not None:
+                path = restored.prefix + READER_STATE
+                states = data_util.state_to_continue(path, FLAGS.num_readers, reader_settings())
+                progress.trained = progress.trained and states is not None
+            options = {
+                "seed": seed,
+                "reader": FLAGS.reader,
+                "max_queue_size": FLAGS.max_queue_size,
+            }
+            train_readers = modelnet.make_readers(
+                make_datasets["train"],
+                augment=True,
+                num_readers=FLAGS.num_readers,
+                states=states,
+                **options,
+            )
+            test_readers = modelnet.make_readers(make_datasets["test"], augment=False, **options)
             with train_readers, test_readers:
                 stop.at_abort(train_readers.stop)
                 stop.at_abort(test_readers.stop)
@@ -433,7 +409,7 @@ class Run:
 
     sess: tf.Session
     net: TrainGraph
-    savers: dict
+    savers: EpochCheckpoints
     log: LogFile
     stop: loop.StopSignals
     progress: Progress
@@ -444,36 +420,29 @@ class Run:
     state: dict
     step: int
 
-    def save(self, where=""):
-        """Saves a checkpoint with what belongs to it."""
+    def checkpoint(self):
+        """Arguments of EpochCheckpoints.save."""
         write_state = functools.partial(
             data_util.save_reader_state, state=self.state, settings=reader_settings()
         )
-        side_files = {READER_STATE: write_state, PROGRESS_FILE: self.progress.write}
-        save_path = self.savers[where].save(self.sess, self.step, side_files)
-        self.log.log_string(f"Model saved in file: {save_path}")
+        return self.sess, self.step, self.progress, {READER_STATE: write_state}
 
 
 def run_epochs(run):
     """The training loop: epochs, each with its evaluation, until --max_epoch or a signal."""
-    progress, saved_step = run.progress, None
+    progress = run.progress
     try:
         while progress.epoch < FLAGS.max_epoch:
             run.log.log_string(f"**** EPOCH {progress.epoch:03d} ****")
-            if not progress.trained:
-                train_one_epoch(run)
+            train_one_epoch(run)
             accuracy = eval_one_epoch(run)
             epoch, progress.epoch, progress.trained = progress.epoch, progress.epoch + 1, False
-            if accuracy > progress.best_accuracy:
-                progress.best_accuracy = accuracy
-                run.save(BEST)
+            run.savers.save_if_best(accuracy, *run.checkpoint())
             if epoch % FLAGS.save_epochs == 0:
-                run.save()
-                saved_step = run.step
+                run.savers.save(*run.checkpoint())
     except loop.StopRequested:
-        saved_step = None
-    if saved_step != run.step:
-        run.save()
+        run.log.log_string(f"stopped in epoch {progress.epoch:03d}")
+    run.savers.save(*run.checkpoint())
 
 
 def train_one_epoch(run):
@@ -537,14 +506,7 @@ def eval_one_epoch(run):
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
-    with loop.StopSignals() as stop:
-        try:
-            train(stop)
-        except loop.StopRequested:
-            print("stopped before the first step; nothing to save")
-        except STOPPING_ERRORS as error:
-            sys.exit(f"error: {error}")
-    sys.exit(stop.exit_code)
+    loop.run_script(train, STOPPING_ERRORS)
 
 
 if __name__ == "__main__":

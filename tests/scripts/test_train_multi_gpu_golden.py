@@ -12,7 +12,7 @@ from tests.golden_weights import GoldenWeights
 from utils import tf_util
 from utils.towers import devices
 
-# Relative tolerances of the golden set's README for the mean loss of each step; None: chaotic there.
+# Relative tolerances of the set's README for the mean loss of each step; None: chaotic there.
 LOSS_TOLERANCES = {
     "train_basic_adam": (1e-2, 1e-2, 1e-2, 1e-2, 1e-2),
     "train_basic_momentum": (1e-3, 1e-3, 8e-2, 8e-2, 8e-2),
@@ -148,7 +148,7 @@ def test_golden_final_weights(training):
     if tolerance is None:
         pytest.skip("the golden set's README gives no tolerance for this optimizer")
     for name, value in training.expected["final_variables"].items():
-        if name.endswith("/weights") or name.endswith(("/gamma", "fc3/biases")):
+        if name.endswith(("/weights", "/gamma", "fc3/biases")):
             assert statistics(training.after[name])["l2"] == pytest.approx(
                 value["l2"], rel=tolerance
             ), name

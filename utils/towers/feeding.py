@@ -1,6 +1,9 @@
 """Batches -> tower inputs."""
 
 import tensorflow.compat.v1 as tf
+from absl import logging
+
+FEW_PER_TOWER = 4  # samples; with fewer the statistics of a tower's batch are mostly noise
 
 
 def split_evenly(tensors, num_towers):
@@ -34,7 +37,7 @@ def split_sizes(batch, num_towers):
 
 
 def check_batch_size(batch_size, num_towers):
-    """Refuses a batch that the towers can't share evenly.
+    """Refuses a batch that the towers can't share evenly; warns of one too small for batch norm.
 
     Args:
         batch_size: samples of all towers.
@@ -48,4 +51,11 @@ def check_batch_size(batch_size, num_towers):
         sizes = f"{below} or {below + num_towers}" if below > 0 else f"{num_towers}"
         raise ValueError(
             f"batch_size {batch_size} cannot be split over {num_towers} towers; use {sizes}"
+        )
+    if batch_size // num_towers < FEW_PER_TOWER:
+        logging.warning(
+            "%d sample(s) per tower are too few for batch norm, which uses the statistics of the"
+            " tower's own; use a batch_size of %d or more",
+            batch_size // num_towers,
+            FEW_PER_TOWER * num_towers,
         )

@@ -1,11 +1,13 @@
-"""Where a training by epochs is: a small JSON file beside each checkpoint."""
+"""A training by epochs: where it is, and its checkpoints, the best one among them."""
 
 import dataclasses
 import json
+import os
 
-from utils.towers.checkpoint_files import CheckpointError
+from utils.towers.checkpoints import CheckpointError, CheckpointSaver
 
-SUFFIX = ".progress.json"
+SUFFIX = ".progress.json"  # of the file beside each checkpoint
+BEST = "best"  # folder of the best checkpoint, in that of the others
 
 
 @dataclasses.dataclass
@@ -55,3 +57,43 @@ def read_progress(prefix):
             f"{path} is damaged ({error}); it must be as the training wrote it, remove it to count"
             " epochs from 0"
         ) from error
+
+
+class EpochCheckpoints:
+    """Saves checkpoints with their Progress: regular ones, and the one with the best accuracy.
+
+    Args:
+        directory: folder; the best checkpoint goes to `best` in it.
+        log_string: called with a line for each checkpoint.
+    """
+
+    def __init__(self, directory, log_string):
+        self._log_string = log_string
+        self._saver = CheckpointSaver(directory)
+        self._best_saver = CheckpointSaver(os.path.join(directory, BEST), max_to_keep=1)
+        self._saved = None
+
+    def save(self, session, step, progress, side_files):
+        """Saves a regular checkpoint, unless this step has one with this Progress.
+
+        Args:
+            session, step, side_files: of CheckpointSaver.save.
+            progress: Progress.
+
+        Raises:
+            CheckpointError: as CheckpointSaver.save.
+        """
+        saved = step, dataclasses.asdict(progress)
+        if saved != self._saved:
+            self._save(self._saver, session, step, progress, side_files)
+            self._saved = saved
+
+    def save_if_best(self, accuracy, session, step, progress, side_files):
+        """Saves the best checkpoint if `accuracy` is better than all before, and notes it."""
+        if accuracy > progress.best_accuracy:
+            progress.best_accuracy = accuracy
+            self._save(self._best_saver, session, step, progress, side_files)
+
+    def _save(self, saver, session, step, progress, side_files):
+        prefix = saver.save(session, step, {**side_files, SUFFIX: progress.write})
+        self._log_string(f"Model saved in file: {prefix}")
