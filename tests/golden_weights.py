@@ -56,9 +56,14 @@ class GoldenWeights:
         value = eval(self._expression(name), {"__builtins__": {}}, names)
         return np.asarray(value, np.float32)
 
-    def load(self, session, variables):
-        """Sets variables, in one run."""
-        feed = {
-            v.initializer.inputs[1]: self.value(v.op.name, v.shape.as_list()) for v in variables
-        }
+    def load(self, session, variables, perturbation=0.0, seed=0):
+        """Sets variables, in one run; each value off by about `perturbation`, relatively."""
+        noise = np.random.RandomState(seed)
+        feed = {}
+        for variable in variables:
+            value = self.value(variable.op.name, variable.shape.as_list())
+            if perturbation:
+                factor = 1 + perturbation * noise.standard_normal(value.shape)
+                value = (value * factor).astype(np.float32)
+            feed[variable.initializer.inputs[1]] = value
         session.run([v.initializer for v in variables], feed)
