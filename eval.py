@@ -399,6 +399,9 @@ def evaluate_folder(images, detector, files, *, write_images=True, **options):
 
 def run():
     """Evaluates or scores as the flags say."""
+    for name in ("test_data_path", "output_dir", "gt_path", "results_path"):
+        if FLAGS[name].value is not None:
+            FLAGS[name].value = os.path.expanduser(FLAGS[name].value)
     if FLAGS.results_path is not None:
         if FLAGS.gt_path is None:
             raise ValueError("--results_path needs ground truths to score it; pass --gt_path too")
@@ -445,6 +448,9 @@ def main(argv):
         raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
     try:
         run()
+    except KeyboardInterrupt:
+        print("stopped; pictures without a result file were not evaluated", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

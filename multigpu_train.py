@@ -22,7 +22,7 @@ from absl import app, flags
 
 from data import data_util, icdar, icdar_files
 from nets import east
-from utils.towers import checkpoints, compat, context, devices, gradients, loop, train_op
+from utils.towers import checkpoints, compat, context, devices, gradients, loop, summaries, train_op
 
 FLAGS = flags.FLAGS
 # What ends a run with one sentence; anything else is a fault of the program and keeps its
@@ -266,6 +266,7 @@ def check_flags():
             " commas; use 0.5,1,2,3"
         )
     place = devices.resolve_devices(FLAGS.gpu_list)
+    FLAGS.training_data_path = os.path.expanduser(FLAGS.training_data_path)
     return place, icdar_files.scan(FLAGS.training_data_path, check_images=False)
 
 
@@ -353,7 +354,7 @@ def train(stop):
             with make_readers(scan, seed, settings, restored) as readers:
                 stop.at_abort(readers.stop)
                 stop.defer()
-                summary_writer = tf.summary.FileWriter(directory.path, graph)
+                summary_writer = summaries.SummaryWriter(directory.path, graph)
                 run_steps(sess, net, saver, summary_writer, readers, settings, stop, step)
                 summary_writer.close()
 
