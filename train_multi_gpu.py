@@ -249,16 +249,16 @@ class TrainGraph:
                 tf.summary.scalar("bn_decay", self.bn_decay),
                 tf.summary.scalar("learning_rate", self.learning_rate),
             ]
-            self.summary_op = self._summary(self.pred, towers, schedule_summaries)
-            self.eval_summary_op = self._summary(self.eval_pred, eval_towers)
+            self.summary_op = self._summary("accuracy", self.pred, towers, schedule_summaries)
+            self.eval_summary_op = self._summary("eval_accuracy", self.eval_pred, eval_towers)
         self.towers = towers
 
-    def _summary(self, pred, towers, others=()):
+    def _summary(self, name, pred, towers, others=()):
         """Serialized summary of the towers' losses and the accuracy of the batch."""
         correct = tf.equal(tf.argmax(pred, 1, output_type=tf.int32), self.labels_pl)
         accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
         summaries = [summary for tower in towers for summary in tower.summaries]
-        return tf.summary.merge([*summaries, *others, tf.summary.scalar("accuracy", accuracy)])
+        return tf.summary.merge([*summaries, *others, tf.summary.scalar(name, accuracy)])
 
     def feed(self, batch):
         """feed_dict of a batch of data.modelnet.SharedBatches."""
