@@ -247,11 +247,11 @@ def evaluate():
         os.makedirs(FLAGS.dump_dir, exist_ok=True)
         with LogFile(os.path.join(FLAGS.dump_dir, "log_evaluate.txt")) as log:
             log.write(flags_line(FLAGS, "model_path"))
-            log.log_string(f"Model restored. ({classifier.prefix})")
+            log.log_string("Model restored.")
             log.log_string(
-                f"{FLAGS.num_votes} vote(s), seed {FLAGS.seed}, {FLAGS.num_point} points of each"
-                f" cloud (--sampling={FLAGS.sampling}), {'with' if FLAGS.normal else 'without'}"
-                " normals"
+                f"{classifier.prefix}: {FLAGS.num_votes} vote(s), seed {FLAGS.seed},"
+                f" {FLAGS.num_point} points of each cloud (--sampling={FLAGS.sampling}),"
+                f" {'with' if FLAGS.normal else 'without'} normals"
             )
             warn_of_other_num_point(classifier.prefix)
             pictures = Pictures(FLAGS.dump_dir, names, FLAGS.max_pictures)
