@@ -21,9 +21,15 @@ def golden_dir(port):
     return pathlib.Path(os.environ.get("GOLDEN_DIR", ROOT / "tests" / "golden")) / port
 
 
-def golden_path(port, name):
-    """Path of one golden file; skips the calling test where the set lacks it."""
+def golden_path(port, name, whole=False):
+    """Path of one golden file; skips the calling test where the set lacks it.
+
+    With `whole`, the file as it lies in a full set, if `GOLDEN_DIR` names none and one is beside
+    the project: the copy in the repository leaves out what was made from photographs.
+    """
     path = golden_dir(port) / name
+    if whole and "GOLDEN_DIR" not in os.environ and (SHARED / "golden" / port / name).is_file():
+        path = SHARED / "golden" / port / name
     if not path.is_file():
         pytest.skip(f"{path} is not part of this golden set")
     return path

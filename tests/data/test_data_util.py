@@ -533,6 +533,8 @@ def run_script(folder, body, *arguments, **keywords):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Where the tests run in the background of a shell, SIGINT is ignored unless asked for.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **keywords,
     )
 

@@ -60,7 +60,7 @@ def _assert_equal_batches(first, second):
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
     """The described folder, laid out, and its batches: (facts, arrays, folder)."""
-    facts = json.loads(golden_path("east", "augment.json").read_text())
+    facts = json.loads(golden_path("east", "augment.json", whole=True).read_text())
     if "generator" not in facts:
         pytest.skip("this golden set has no batches, which are made from photographs")
     samples = samples_path()
@@ -69,7 +69,7 @@ def golden(tmp_path_factory):
         shutil.copy(samples / file["copy_of"], folder / file["name"])
         if file["annotation"] is not None:
             (folder / file["name"]).with_suffix(".txt").write_text(file["annotation"])
-    with np.load(golden_path("east", "augment.npz")) as data:
+    with np.load(golden_path("east", "augment.npz", whole=True)) as data:
         return facts, {name: data[name] for name in data.files}, folder
 
 

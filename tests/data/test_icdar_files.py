@@ -683,7 +683,9 @@ def test_images_fuzz(tmp_path_factory, extension, cut, junk):
 
 def test_samples_golden_annotations(tmp_path):
     """Annotation texts of the golden data folder, against what the original parsed from them."""
-    files = json.loads(golden_path("east", "augment.json").read_text())["files"]
+    files = json.loads(golden_path("east", "augment.json", whole=True).read_text()).get("files")
+    if files is None:
+        pytest.skip("this golden set has no annotations, which belong to photographs")
     compared = 0
     for entry in files:
         if entry.get("annotation") and entry.get("parsed_polys") is not None:
