@@ -53,7 +53,9 @@ def define_flags():
     flags.DEFINE_enum(
         "sampling", "first", point_files.SAMPLINGS, "which --num_point points of a cloud"
     )
-    flags.DEFINE_integer("seed", 0, "of random points and of the order of points in a vote", 0)
+    flags.DEFINE_integer(
+        "seed", 0, "of random points and of the order of points in a vote", 0, 2**32 - 1
+    )
     flags.DEFINE_integer("max_pictures", 40, "pictures of misclassified clouds, at most", 0)
     flags.DEFINE_boolean(
         "as_shipped", False, "pointnet2_cls_msg with the transposed layer of its last repository"

@@ -88,7 +88,9 @@ def define_flags():
         "folder with modelnet40_ply_hdf5_2048/ or, for --normal, modelnet40_normal_resampled/",
     )
     flags.DEFINE_boolean("restore", False, "continue from the newest checkpoint of --log_dir")
-    flags.DEFINE_integer("seed", None, "of weights, dropout and data; chosen if not given", 0)
+    flags.DEFINE_integer(
+        "seed", None, "of weights, dropout and data; chosen if not given", 0, 2**31 - 1
+    )
     flags.DEFINE_integer("num_readers", 2, "readers of training data, all towers", **positive)
     flags.DEFINE_enum("reader", "thread", ["thread", "process"], "what each reader is")
     flags.DEFINE_integer(
