@@ -227,6 +227,8 @@ def evaluate():
     """Evaluates as the flags say."""
     compat.check_tensorflow()
     place = devices.resolve_gpu(FLAGS.gpu)
+    for name in ("data_path", "dump_dir"):
+        FLAGS[name].value = os.path.expanduser(FLAGS[name].value)
     dataset = modelnet.make_dataset(
         "test",
         data_path=FLAGS.data_path,
@@ -247,31 +249,31 @@ def evaluate():
         as_shipped=FLAGS.as_shipped,
     ) as classifier:
         os.makedirs(FLAGS.dump_dir, exist_ok=True)
-        with LogFile(os.path.join(FLAGS.dump_dir, "log_evaluate.txt")) as log:
-            log.write(flags_line(FLAGS, "model_path"))
-            log.log_string("Model restored.")
-            log.log_string(
-                f"{classifier.prefix}: {FLAGS.num_votes} vote(s), seed {FLAGS.seed},"
-                f" {FLAGS.num_point} points of each cloud (--sampling={FLAGS.sampling}),"
-                f" {'with' if FLAGS.normal else 'without'} normals"
-            )
-            warn_of_other_num_point(classifier.prefix)
-            pictures = Pictures(FLAGS.dump_dir, names, FLAGS.max_pictures)
-            counts, mean_loss = eval_one_epoch(
-                classifier.classify,
-                dataset,
-                num_votes=FLAGS.num_votes,
-                seed=FLAGS.seed,
-                log_string=print,
-                pictures=pictures,
-            )
-            log.log_string(f"eval mean loss: {mean_loss:f}")
-            log.log_string(f"eval accuracy: {counts.accuracy():f}")
-            log.log_string(f"eval avg class acc: {shown(counts.average_class_accuracy())}")
-            for name, accuracy, seen in zip(names, counts.class_accuracies(), counts.seen):
-                if seen or name in named:
-                    log.log_string(f"{name:>10s}:\t{f'{accuracy:.3f}' if seen else 'n/a'}")
-            print(f"{counts.seen.sum()} clouds; some of them: {pictures.finish()}")
+        log = LogFile(os.path.join(FLAGS.dump_dir, "log_evaluate.txt"))
+        log.write(flags_line(FLAGS, "model_path"))
+        log.log_string("Model restored.")
+        log.log_string(
+            f"{classifier.prefix}: {FLAGS.num_votes} vote(s), seed {FLAGS.seed},"
+            f" {FLAGS.num_point} points of each cloud (--sampling={FLAGS.sampling}),"
+            f" {'with' if FLAGS.normal else 'without'} normals"
+        )
+        warn_of_other_num_point(classifier.prefix)
+        pictures = Pictures(FLAGS.dump_dir, names, FLAGS.max_pictures)
+        counts, mean_loss = eval_one_epoch(
+            classifier.classify,
+            dataset,
+            num_votes=FLAGS.num_votes,
+            seed=FLAGS.seed,
+            log_string=print,
+            pictures=pictures,
+        )
+        log.log_string(f"eval mean loss: {mean_loss:f}")
+        log.log_string(f"eval accuracy: {counts.accuracy():f}")
+        log.log_string(f"eval avg class acc: {shown(counts.average_class_accuracy())}")
+        for name, accuracy, seen in zip(names, counts.class_accuracies(), counts.seen):
+            if seen or name in named:
+                log.log_string(f"{name:>10s}:\t{f'{accuracy:.3f}' if seen else 'n/a'}")
+        print(f"{counts.seen.sum()} clouds; some of them: {pictures.finish()}")
 
 
 def warn_of_other_num_point(prefix):
@@ -294,6 +296,9 @@ def main(argv):
         raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
     try:
         evaluate()
+    except KeyboardInterrupt:
+        print("stopped before the end; no accuracy", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

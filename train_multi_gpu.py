@@ -37,6 +37,7 @@ from utils.towers import (
     gradients,
     loop,
     schedules,
+    summaries,
     train_op,
 )
 from utils.towers.progress import EpochCheckpoints, Progress, read_progress
@@ -54,6 +55,7 @@ STOPPING_ERRORS = (
     data_util.ReaderError,
     loop.NonFiniteLossError,
     modelnet.BatchError,
+    OSError,
 )
 READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
 
@@ -259,8 +261,8 @@ class TrainGraph:
         """Serialized summary of the towers' losses and the accuracy of the batch."""
         correct = tf.equal(tf.argmax(pred, 1, output_type=tf.int32), self.labels_pl)
         accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
-        summaries = [summary for tower in towers for summary in tower.summaries]
-        return tf.summary.merge([*summaries, *others, tf.summary.scalar(name, accuracy)])
+        of_towers = [summary for tower in towers for summary in tower.summaries]
+        return tf.summary.merge([*of_towers, *others, tf.summary.scalar(name, accuracy)])
 
     def feed(self, batch):
         """feed_dict of a batch of data.modelnet.SharedBatches."""
@@ -282,6 +284,7 @@ def check_flags():
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")
     pointnet2.load_network(FLAGS.model, FLAGS.as_shipped)  # raises if they do not fit
+    FLAGS.data_path = os.path.expanduser(FLAGS.data_path)
     make_datasets = {
         split: functools.partial(
             modelnet.make_dataset,
@@ -322,7 +325,7 @@ def train(stop):
         seed = progress.seed if progress else random.SystemRandom().randrange(2**31)
 
     log = LogFile(os.path.join(directory.path, "log_train.txt"), append=FLAGS.restore)
-    with log, tf.Graph().as_default() as graph:
+    with tf.Graph().as_default() as graph:
         log.write(flags_line(FLAGS, "num_gpus"))
         log.log_string(f"pid: {os.getpid()}")
         log.log_string(place.describe(FLAGS.batch_size // place.num_towers))
@@ -375,7 +378,11 @@ def train(stop):
                 **options,
             )
             test_readers = modelnet.make_readers(make_datasets["test"], augment=False, **options)
-            with train_readers, test_readers:
+            writers = [
+                summaries.SummaryWriter(os.path.join(directory.path, split), graph)
+                for split in ("train", "test")
+            ]
+            with train_readers, test_readers, writers[0], writers[1]:
                 stop.at_abort(train_readers.stop)
                 stop.at_abort(test_readers.stop)
                 stop.defer()
@@ -391,8 +398,8 @@ def train(stop):
                         progress,
                         train_batches=modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES),
                         test_batches=modelnet.SharedBatches(test_readers, towers, NUM_CLASSES),
-                        train_writer=tf.summary.FileWriter(f"{directory.path}/train", graph),
-                        test_writer=tf.summary.FileWriter(f"{directory.path}/test", graph),
+                        train_writer=writers[0],
+                        test_writer=writers[1],
                         state=train_readers.get_state(),
                         step=restored.step if restored else 0,
                     )
@@ -417,8 +424,8 @@ class Run:
     progress: Progress
     train_batches: modelnet.SharedBatches
     test_batches: modelnet.SharedBatches
-    train_writer: tf.summary.FileWriter
-    test_writer: tf.summary.FileWriter
+    train_writer: summaries.SummaryWriter
+    test_writer: summaries.SummaryWriter
     state: dict
     step: int
 

@@ -1,16 +1,24 @@
 """A log that goes to the screen and to a file, as the originals' `log_string`."""
 
+import os
+
 
 class LogFile:
-    """Prints lines and writes them to a file, at once.
+    """Prints lines and writes them to a file, at once; the file is made again if it is deleted.
 
     Args:
         path: of the text file.
         append: whether to keep what is in it.
+
+    Raises:
+        OSError: it cannot be written; also from the methods.
     """
 
     def __init__(self, path, append=False):
-        self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115
+        self._path = os.path.abspath(path)
+        if not append:
+            with open(self._path, "w", encoding="utf-8"):
+                pass
 
     def log_string(self, out_str):
         """Prints one line and writes it to the file."""
@@ -19,14 +27,9 @@ class LogFile:
 
     def write(self, out_str):
         """Writes one line to the file alone."""
-        self._file.write(out_str + "\n")
-        self._file.flush()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *unused_exception):
-        self._file.close()
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(out_str + "\n")
 
 
 def flags_line(flag_values, name):

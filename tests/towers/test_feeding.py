@@ -34,3 +34,12 @@ def test_batches_that_cannot_be_split(batch_size, num_towers, instead):
     ):
         feeding.check_batch_size(batch_size, num_towers)
     feeding.check_batch_size(32, num_towers)
+
+
+def test_few_samples_per_tower_are_warned_of(caplog):
+    feeding.check_batch_size(6, 2)
+    assert "3 sample(s) per tower are too few for batch norm" in caplog.text
+    assert "a batch_size of 8 or more" in caplog.text
+    caplog.clear()
+    feeding.check_batch_size(8, 2)
+    assert not caplog.text
