@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import evaluate
 import train_multi_gpu
 from data import data_util, synthetic_shapes
 from utils.towers import devices, progress
@@ -270,6 +271,15 @@ def test_evaluation_does_not_depend_on_towers_and_batches(whole):
         other_loss, other_logits = evaluation(num_towers, weights, clouds, labels)
         np.testing.assert_allclose(other_logits, logits, rtol=0, atol=1e-5)
         assert other_loss == pytest.approx(loss, rel=1e-6)
+    with evaluate.Classifier(
+        whole[0] / "log/model.ckpt",
+        place=devices.Devices("CPU", (0,)),
+        model="pointnet_cls_basic",
+        num_point=NUM_POINT,
+    ) as classifier:
+        other_loss, other_logits = classifier.classify(clouds, labels)
+    np.testing.assert_allclose(other_logits, logits, rtol=0, atol=1e-5)
+    assert other_loss == pytest.approx(loss, rel=1e-6)
     _, alone = evaluation(1, weights, clouds[:1], labels[:1])
     np.testing.assert_allclose(alone, logits[:1], rtol=0, atol=1e-5)
 
