@@ -65,9 +65,9 @@ SCRIPT = """
 
     with loop.StopSignals() as stop:
         stop.at_abort(lambda: print("aborted", flush=True))
-        print("building", flush=True)
         if sys.argv[1] == "build":
             try:
+                print("building", flush=True)
                 time.sleep(60)
             except loop.StopRequested:
                 sys.exit(stop.exit_code)
