@@ -46,7 +46,15 @@ GROUPS = {
         "data_figures.generator", ("generator_512_many_words", "generator_512_many_words_uncached")
     ),
     "labels": Group("data_figures.label_maps", ("label_maps_512_30_quads",)),
-    "readers": Group("data_figures.readers", ("readers_two_threads", "readers_two_processes")),
+    "readers": Group(
+        "data_figures.readers",
+        (
+            "readers_two_threads",
+            "readers_two_processes",
+            "readers_two_threads_uncached",
+            "readers_two_processes_uncached",
+        ),
+    ),
     "lanms": Group("data_figures.lanms", ("lanms_3000",)),
     "towers": Group(
         "tower_figures.tower_overhead",

@@ -114,9 +114,13 @@ def readers():
         make_reader = functools.partial(
             icdar.make_reader, training_data_path=folder, seed=0, input_size=512, batch_size=4
         )
+        kinds = (("thread", "threads"), ("process", "processes"))
+        # A data set that the cache of pictures holds, and one that it does not.
+        cases = (("", make_reader), ("_uncached", functools.partial(make_reader, cache_bytes=0)))
         return [
-            _two_readers(f"readers_two_{plural}", kind, make_reader)
-            for kind, plural in (("thread", "threads"), ("process", "processes"))
+            _two_readers(f"readers_two_{plural}{case}", kind, make)
+            for case, make in cases
+            for kind, plural in kinds
         ]
 
 
@@ -126,7 +130,7 @@ def _two_readers(name, kind, make_reader, *, rounds=5, batches=24):
     for number in range(rounds):
         for num_readers in (1, 2) if number % 2 else (2, 1):
             with data_util.GeneratorEnqueuer(
-                make_reader, num_readers=num_readers, max_queue_size=2, reader=kind
+                make_reader, num_readers=num_readers, max_queue_size=8, reader=kind
             ) as queue:
                 # Until the readers have started, have seen each picture, and are waited for.
                 for _ in range(2 * PICTURES // 4):
