@@ -11,6 +11,8 @@ SHELL = /bin/bash
 .PHONY: demo demo-pointnet test clean
 
 $(BIN)/.installed: requirements.txt
+	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
+	    'Python 3.11 to 3.13 is needed, found ' + sys.version.split()[0] + ': make PYTHON=python3.11')"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
