@@ -106,10 +106,10 @@ def _check(num_train, num_test, options, seed):
         if value < 0:
             raise ValueError(f"{name} is {value}; it must not be negative, pass 0 for no pictures")
     check_seed(seed)
-    if min(options.width, options.height) < 32:
+    if not 32 <= min(options.width, options.height) <= max(options.width, options.height) <= 8192:
         raise ValueError(
-            f"image_size is {options.width}x{options.height}; both sides must be at least 32 "
-            "pixels, pass 160x160"
+            f"image_size is {options.width}x{options.height}; both sides must lie within 32 and "
+            "8192 pixels, pass 160x160"
         )
     if not 4 <= options.min_word_height <= options.max_word_height <= options.height // 2:
         raise ValueError(
@@ -117,8 +117,18 @@ def _check(num_train, num_test, options, seed):
             f"pictures {options.height} pixels high; they must be ordered and lie within 4 and "
             f"{options.height // 2}, pass for example 16 and 32 with 160x160"
         )
-    if options.max_words < 1:
-        raise ValueError(f"max_words is {options.max_words}; it must be at least 1, pass 4")
+    ranges = {
+        "max_words": (1, 1000, 4),
+        "max_angle": (0, 90, 20),
+        "dont_care_share": (0, 1, 0.12),
+        "background_share": (0, 1, 0.05),
+    }
+    for name, (low, high, instead) in ranges.items():
+        value = getattr(options, name)
+        if not low <= value <= high:  # NaN is in no range
+            raise ValueError(
+                f"{name} is {value}; it must lie within {low} and {high}, pass {instead}"
+            )
     # The plate behind a word may have any brightness, and the text must still find room beside it.
     if not 0 <= options.min_contrast <= 100:
         raise ValueError(
