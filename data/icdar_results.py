@@ -15,7 +15,7 @@ import zlib
 
 import cv2
 
-from data.icdar_formats import load_annotation
+from data.icdar_formats import FileError, Problem, load_annotation, tell
 
 WRITTEN = ".result_files.json"  # list of our result files, in a folder that has pictures too
 DRAWN_FOLDER = "with_boxes"  # for drawn pictures that would overwrite the pictures themselves
@@ -86,9 +86,21 @@ def load_boxes(path, *, report=None):
                 f"{shown} has no .txt file; pass a folder or .zip with one text file per image"
             )
         return {
-            name: load_annotation(file, report=report)
+            name: _load(file, file.replace(unpacked, shown, 1), report)
             for name, file in by_image_name(files).items()
         }
+
+
+def _load(file, shown, report):
+    """`load_annotation`; messages name a file of an archive as `shown`."""
+
+    def report_shown(_, line, reason):
+        tell([Problem(shown, line, reason)], report)
+
+    try:
+        return load_annotation(file, report=report_shown)
+    except FileError as error:
+        raise type(error)(shown, error.problem.line, error.problem.reason) from error
 
 
 def _is_text(path):

@@ -137,3 +137,14 @@ def test_outputs_never_overwrite_inputs(tmp_path):
     truths = _folder(tmp_path / "truths", {"a.txt": LINE})
     with pytest.raises(ValueError, match=r"a\.txt lies among the inputs"):
         icdar_results.OutputFiles(truths, images, gt_path=truths)
+
+
+def test_problems_in_an_archive_name_the_archive(tmp_path):
+    path = tmp_path / "results.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("inner/img_1.txt", LINE + "\n1,2,3\n")
+        archive.writestr("inner/img_2.txt", "1,2,3\n")
+    said = []
+    with pytest.raises(ValueError, match=r"results\.zip/1/img_2\.txt:1: expected 8 numbers"):
+        icdar_results.load_boxes(path, report=lambda *problem: said.append(problem))
+    assert said[0][:2] == (f"{path}/0/img_1.txt", 2)
