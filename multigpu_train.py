@@ -366,7 +366,8 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
 
     def save():
         write_state = functools.partial(data_util.save_reader_state, state=state, settings=settings)
-        return saver.save(sess, step, side_files={READER_STATE: write_state})
+        prefix = saver.save(sess, step, side_files={READER_STATE: write_state})
+        print(f"saved {prefix}", flush=True)
 
     while step < FLAGS.max_steps and not stop.requested:
         try:
@@ -392,7 +393,7 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
             save()
             saved_step = step
     if step > saved_step:
-        print(f"saved {save()}", flush=True)
+        save()
 
 
 def main(argv):
