@@ -53,7 +53,8 @@ def test_malformed_list(gpu_list):
 
 def test_description():
     text = devices.Devices("CPU", (0, 1)).describe(14)
-    assert "2 tower(s) on /cpu:0, /cpu:1" in text
+    assert "2 tower(s) on /cpu:0, /cpu:1 (logical CPUs: no GPU is visible);" in text
+    assert "2 tower(s) on /gpu:0, /gpu:3;" in devices.Devices("GPU", (0, 3)).describe(14)
     assert "batch 14 per tower, 28 in all" in text
 
 

@@ -89,8 +89,9 @@ class Devices:
     def describe(self, batch_size_per_tower):
         """One line for the start of a run: devices, towers, batch per tower and in all."""
         names = ", ".join(self.tower_name(i) for i in range(self.num_towers))
+        why = " (logical CPUs: no GPU is visible)" if self.kind == "CPU" else ""
         return (
-            f"{self.num_towers} tower(s) on {names}; variables on {HOST};"
+            f"{self.num_towers} tower(s) on {names}{why}; variables on {HOST};"
             f" batch {batch_size_per_tower} per tower,"
             f" {batch_size_per_tower * self.num_towers} in all"
         )
