@@ -14,7 +14,9 @@ NOT_LISTED = {"tests", "demo", "build"}  # not part of the code, besides hidden 
 
 # Of `utils` without `utils.towers`, the modules that build graphs; the others serve readers too.
 GRAPH_UTILS = {"utils.tf_util", "utils.pointnet_util"}
-UNDER_GRAPH_UTILS = ("nets.layers", "nets.pointnet2.ops", "utils.towers.averages")
+# Of the engine, what layers may know: pending updates, and what a tower asks of them.
+UNDER_LAYERS = ("utils.towers.averages", "utils.towers.layer_options")
+UNDER_GRAPH_UTILS = ("nets.layers", "nets.pointnet2.ops", *UNDER_LAYERS)
 DEVICE = re.compile(r"/(device:)?[cg]pu:|/device:", re.IGNORECASE)
 
 
@@ -70,7 +72,7 @@ def forbidden(module, name, scripts):
         allowed = within(name, "utils.geometry", "utils.provider")
         return is_script_import or within(name, "tensorflow", "nets") or (others and not allowed)
     if within(module, "nets"):
-        allowed = within(name, "utils.towers.averages", *GRAPH_UTILS) or name == "utils.towers"
+        allowed = within(name, *UNDER_LAYERS, *GRAPH_UTILS) or name == "utils.towers"
         others = within(name, "utils") and name != "utils"
         return is_script_import or within(name, "data") or (others and not allowed)
     if within(module, "utils.towers"):
