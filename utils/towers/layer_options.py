@@ -22,7 +22,8 @@ class LayerOptions:
     sum_over_towers: Callable | None = None
 
 
-_CURRENT = contextvars.ContextVar("layer_options", default=LayerOptions())
+_DEFAULT = LayerOptions()
+_CURRENT = contextvars.ContextVar("layer_options", default=_DEFAULT)
 
 
 def current():
