@@ -17,12 +17,25 @@ import random
 import sys
 import zlib
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 from data import data_util, icdar, icdar_files
 from nets import east
-from utils.towers import checkpoints, compat, context, devices, gradients, loop, summaries, train_op
+from utils.towers import (
+    checkpoints,
+    compat,
+    context,
+    devices,
+    engine_flags,
+    gradients,
+    loop,
+    schedules,
+    summaries,
+    train_op,
+)
+from utils.towers.engine import Engine
 
 FLAGS = flags.FLAGS
 # What ends a run with one sentence; anything else is a fault of the program and keeps its
@@ -76,6 +89,7 @@ def define_flags():
     flags.DEFINE_integer(
         "max_queue_size", 24, "batches that wait in memory, all readers", **positive
     )
+    engine_flags.define()
 
 
 def tower_loss(
@@ -139,13 +153,17 @@ class TrainGraph:
 
     Args:
         place: utils.towers.devices.Devices.
-        The keywords are the flags of the same names.
+        options: utils.towers.engine_flags.EngineOptions.
+        rate_factor: factor of the learning rate, see engine_flags.
+        The other keywords are the flags of the same names.
     """
 
     def __init__(
         self,
         place,
         *,
+        options=engine_flags.DEFAULTS,
+        rate_factor=1,
         learning_rate=0.0001,
         decay_steps=10000,
         decay_rate=0.94,
@@ -178,15 +196,26 @@ class TrainGraph:
                 trainable=False,
                 use_resource=True,
             )
-            self.learning_rate = tf.train.exponential_decay(
-                learning_rate, self.global_step, decay_steps, decay_rate, staircase=True
+            self.learning_rate = schedules.scale_learning_rate(
+                tf.train.exponential_decay(
+                    learning_rate, self.global_step, decay_steps, decay_rate, staircase=True
+                ),
+                self.global_step,
+                factor=rate_factor,
+                warmup_steps=options.warmup_steps,
             )
-            opt = tf.train.AdamOptimizer(self.learning_rate)
+            self.engine = engine = Engine(
+                place,
+                options,
+                lambda: tf.train.AdamOptimizer(self.learning_rate),
+                self.global_step,
+                self.input_images,
+            )
 
         towers, tower_grads, total_losses, model_losses = [], [], [], []
         reuse_variables = None
         for i in range(place.num_towers):
-            with context.tower_context(place, i) as tower:
+            with engine.tower(i) as tower:
                 total_loss, model_loss = tower_loss(
                     images[i],
                     score_maps[i],
@@ -197,30 +226,32 @@ class TrainGraph:
                     batch_norm_decay=bn_decay,
                 )
                 reuse_variables = True
-                tower_grads.append(
-                    opt.compute_gradients(model_loss, aggregation_method=gradients.PAIRWISE)
-                )
+                tower_grads.append(engine.compute_gradients(model_loss))
             towers.append(tower)
             total_losses.append(total_loss)
             model_losses.append(model_loss)
 
         with tf.device(place.host):
             # The regularization is the same in every tower: its gradient is added once.
-            self.grads = gradients.add_regularization(
-                average_gradients(tower_grads), regularization_loss()
+            copies = engine.combine_gradients(
+                tower_grads, average_gradients, towers, add_regularization=True
             )
+            self.grads = copies[0]
             variable_averages = tf.train.ExponentialMovingAverage(
                 moving_average_decay, self.global_step
             )
-            self.train_op = train_op.build_train_op(
-                opt, self.grads, self.global_step, towers, variable_averages, bn_updates
-            )
+            engine.build_train_op(copies, towers, variable_averages, bn_updates)
+            self.train_op = engine.train_op
             # The regularization is in every tower's total loss, so it is in the mean once.
             self.total_loss = gradients.add_in_order(total_losses) * (1.0 / place.num_towers)
             self.model_loss = gradients.add_in_order(model_losses) * (1.0 / place.num_towers)
             self.nonfinite = loop.first_nonfinite(towers)
             self.summary_op = tf.summary.merge(
-                [*towers[0].summaries, tf.summary.scalar("learning_rate", self.learning_rate)]
+                [
+                    *towers[0].summaries,
+                    *engine.summaries,
+                    tf.summary.scalar("learning_rate", self.learning_rate),
+                ]
             )
         self.towers = towers
 
@@ -239,7 +270,8 @@ def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, scan): the towers' Devices, and what data.icdar_files.scan found.
+        Tuple (place, options, scan): the towers' Devices, the EngineOptions, and what
+        data.icdar_files.scan found.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
@@ -266,8 +298,10 @@ def check_flags():
             " commas; use 0.5,1,2,3"
         )
     place = devices.resolve_devices(FLAGS.gpu_list)
+    options = engine_flags.options_from_flags(FLAGS)
+    engine_flags.check(options, place, FLAGS["bn_updates"])
     FLAGS.training_data_path = os.path.expanduser(FLAGS.training_data_path)
-    return place, icdar_files.scan(FLAGS.training_data_path, check_images=False)
+    return place, options, icdar_files.scan(FLAGS.training_data_path, check_images=False)
 
 
 def reader_settings(place, scan):
@@ -307,7 +341,7 @@ def make_readers(scan, seed, settings, restored):
 def train(stop):
     """Trains until --max_steps or a signal."""
     try:
-        place, scan = check_flags()
+        place, options, scan = check_flags()
         directory = checkpoints.prepare_checkpoint_directory(
             FLAGS.checkpoint_path,
             FLAGS.restore,
@@ -326,6 +360,8 @@ def train(stop):
         tf.set_random_seed(seed)
         net = TrainGraph(
             place,
+            options=options,
+            rate_factor=options.learning_rate_factor(FLAGS.batch_size_per_gpu, place.num_towers),
             learning_rate=FLAGS.learning_rate,
             decay_steps=FLAGS.decay_steps,
             decay_rate=FLAGS.decay_rate,
@@ -346,6 +382,7 @@ def train(stop):
                 print(f"continue training from previous checkpoint {restored.prefix}")
             elif directory.pretrained_model_path:
                 checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
+            sess.run(net.engine.synchronize)
             step = restored.step if restored else 0
             if step >= FLAGS.max_steps:
                 print(f"nothing to do: step {step} is already at --max_steps={FLAGS.max_steps}")
@@ -360,8 +397,9 @@ def train(stop):
 
 
 def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
-    """The training loop: one `session.run` a step, from `step` to --max_steps or a signal."""
-    progress = loop.Progress(examples_per_step=settings["batch_size"])
+    """The training loop: one `session.run` a batch, from `step` to --max_steps or a signal."""
+    updates = net.engine.ops_of_update
+    progress = loop.Progress(examples_per_step=settings["batch_size"] * len(updates))
     saved_step, state = step, None
 
     def save():
@@ -370,22 +408,25 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
         print(f"saved {prefix}", flush=True)
 
     while step < FLAGS.max_steps and not stop.requested:
+        losses = []
         try:
-            with stop.interruptible():
-                batch = readers.get()
+            for op in updates:
+                with stop.interruptible():
+                    batch = readers.get()
+                next_state = readers.get_state()
+                fetches = [net.model_loss, net.total_loss, net.nonfinite, op]
+                if op is net.train_op and step % FLAGS.save_summary_steps == 0:
+                    fetches.append(net.summary_op)
+                model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, net.feed(batch))
+                loop.check_finite(nonfinite, net.towers, step=step, files=batch[1])
+                losses.append((model_loss, total_loss))
         except loop.StopRequested:
             break
-        next_state = readers.get_state()
-        fetches = [net.model_loss, net.total_loss, net.nonfinite, net.train_op]
-        if step % FLAGS.save_summary_steps == 0:
-            fetches.append(net.summary_op)
-        model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, net.feed(batch))
-        loop.check_finite(nonfinite, net.towers, step=step, files=batch[1])
         state = next_state
         progress.step(readers.wait_seconds())
 
         if step % 10 == 0:
-            print(progress.line(step, model_loss, total_loss), flush=True)
+            print(progress.line(step, *np.mean(losses, axis=0)), flush=True)
         for serialized in summary:
             summary_writer.add_summary(serialized, global_step=step)
         step += 1

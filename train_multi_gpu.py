@@ -11,6 +11,7 @@ split is evaluated. Evaluation of a checkpoint, with votes: evaluate.py.
 import dataclasses
 import datetime
 import functools
+import itertools
 import os
 import random
 import shutil
@@ -33,6 +34,7 @@ from utils.towers import (
     compat,
     context,
     devices,
+    engine_flags,
     feeding,
     gradients,
     loop,
@@ -40,6 +42,7 @@ from utils.towers import (
     summaries,
     train_op,
 )
+from utils.towers.engine import Engine
 from utils.towers.progress import EpochCheckpoints, Progress, read_progress
 
 FLAGS = flags.FLAGS
@@ -105,6 +108,7 @@ def define_flags():
     flags.DEFINE_boolean(
         "as_shipped", False, "pointnet2_cls_msg with the transposed layer of its last repository"
     )
+    engine_flags.define()
 
 
 def tower_loss(
@@ -149,6 +153,8 @@ class TrainGraph:
     Args:
         place: utils.towers.devices.Devices.
         seed: of the dropout masks.
+        options: utils.towers.engine_flags.EngineOptions.
+        rate_factor: factor of the learning rate, see engine_flags.
         The other keywords are the flags of the same names.
     """
 
@@ -168,6 +174,8 @@ class TrainGraph:
         bn_updates="in_order",
         as_shipped=False,
         seed=0,
+        options=engine_flags.DEFAULTS,
+        rate_factor=1,
     ):
         network, settings = pointnet2.load_network(model, as_shipped)
         self.network = network
@@ -184,20 +192,29 @@ class TrainGraph:
             )
             # Read once, because the step changes it: all below use the value before the step.
             step = self.batch.read_value()
-            self.bn_decay = schedules.get_bn_decay(
-                step, batch_size=batch_size, decay_step=decay_step
-            )
-            self.learning_rate = schedules.get_learning_rate(
+            clouds = batch_size * options.accumulate_steps  # of an update
+            self.bn_decay = schedules.get_bn_decay(step, batch_size=clouds, decay_step=decay_step)
+            self.learning_rate = schedules.scale_learning_rate(
+                schedules.get_learning_rate(
+                    step,
+                    learning_rate=learning_rate,
+                    batch_size=clouds,
+                    decay_step=decay_step,
+                    decay_rate=decay_rate,
+                ),
                 step,
-                learning_rate=learning_rate,
-                batch_size=batch_size,
-                decay_step=decay_step,
-                decay_rate=decay_rate,
+                factor=rate_factor,
+                warmup_steps=options.warmup_steps,
             )
-            if optimizer == "momentum":
-                opt = tf.train.MomentumOptimizer(self.learning_rate, momentum=momentum)
-            else:
-                opt = tf.train.AdamOptimizer(self.learning_rate)
+
+            def make_optimizer():
+                if optimizer == "momentum":
+                    return tf.train.MomentumOptimizer(self.learning_rate, momentum=momentum)
+                return tf.train.AdamOptimizer(self.learning_rate)
+
+            self.engine = engine = Engine(
+                place, options, make_optimizer, self.batch, self.pointclouds_pl
+            )
             slices, weights = feeding.split_evenly(
                 [self.pointclouds_pl, self.labels_pl], place.num_towers
             )
@@ -205,7 +222,7 @@ class TrainGraph:
         towers, tower_grads, losses, preds = [], [], [], []
         reuse_variables = None
         for i in range(place.num_towers):
-            with context.tower_context(place, i) as tower:
+            with engine.tower(i) as tower:
                 total_loss, pred = tower_loss(
                     *slices[i],
                     network=network,
@@ -217,16 +234,14 @@ class TrainGraph:
                 )
                 reuse_variables = True
                 total_loss *= weights[i]
-                tower_grads.append(
-                    opt.compute_gradients(total_loss, aggregation_method=gradients.PAIRWISE)
-                )
+                tower_grads.append(engine.compute_gradients(total_loss))
             towers.append(tower)
             losses.append(total_loss)
             preds.append(pred)
 
         eval_towers, eval_losses, eval_preds = [], [], []
         for i in range(place.num_towers):
-            with context.tower_context(place, i) as tower:
+            with engine.tower(i, training=False) as tower:
                 total_loss, pred = tower_loss(
                     *slices[i],
                     network=network,
@@ -239,10 +254,9 @@ class TrainGraph:
             eval_preds.append(pred)
 
         with tf.device(place.host):
-            grads = average_gradients(tower_grads)
-            self.train_op = train_op.build_train_op(
-                opt, grads, self.batch, towers, bn_updates=bn_updates
-            )
+            grads = engine.combine_gradients(tower_grads, average_gradients, towers)
+            engine.build_train_op(grads, towers, bn_updates=bn_updates)
+            self.train_op = engine.train_op
             share = 1.0 / place.num_towers
             self.loss = gradients.add_in_order(losses) * share
             self.pred = tf.concat(preds, 0)
@@ -253,7 +267,9 @@ class TrainGraph:
                 tf.summary.scalar("bn_decay", self.bn_decay),
                 tf.summary.scalar("learning_rate", self.learning_rate),
             ]
-            self.summary_op = self._summary("accuracy", self.pred, towers, schedule_summaries)
+            self.summary_op = self._summary(
+                "accuracy", self.pred, towers, [*schedule_summaries, *engine.summaries]
+            )
             self.eval_summary_op = self._summary("eval_accuracy", self.eval_pred, eval_towers)
         self.towers = towers
 
@@ -273,13 +289,16 @@ def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, make_datasets): the towers' Devices, and {split: function of rng=}.
+        Tuple (place, options, make_datasets): the towers' Devices, the EngineOptions, and
+        {split: function of rng=}.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
     """
     compat.check_tensorflow()
     place = devices.resolve_num_gpus(FLAGS.num_gpus)
+    options = engine_flags.options_from_flags(FLAGS)
+    engine_flags.check(options, place, FLAGS["bn_updates"])
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")
@@ -298,7 +317,7 @@ def check_flags():
     }
     for make_dataset in make_datasets.values():
         make_dataset(rng=np.random.RandomState(0))  # raises what is wrong with the data
-    return place, make_datasets
+    return place, options, make_datasets
 
 
 def reader_settings():
@@ -310,7 +329,7 @@ def train(stop):
     """Trains until --max_epoch or a signal."""
     progress = None
     try:
-        place, make_datasets = check_flags()
+        place, options, make_datasets = check_flags()
         directory = checkpoints.prepare_checkpoint_directory(
             FLAGS.log_dir,
             FLAGS.restore,
@@ -334,7 +353,15 @@ def train(stop):
             " about the up axis, small turns, scale, shift, jitter, order of points"
         )
         tf.set_random_seed(seed)
-        net = TrainGraph(place, seed=seed, **{name: FLAGS[name].value for name in GRAPH_FLAGS})
+        net = TrainGraph(
+            place,
+            seed=seed,
+            options=options,
+            rate_factor=options.learning_rate_factor(
+                FLAGS.batch_size // place.num_towers, place.num_towers
+            ),
+            **{name: FLAGS[name].value for name in GRAPH_FLAGS},
+        )
         savers = EpochCheckpoints(directory.path, log.log_string)
         init = tf.global_variables_initializer()
         graph.finalize()
@@ -355,6 +382,7 @@ def train(stop):
                 log.log_string(f"Model restored from file: {restored.prefix}")
                 if progress is None:
                     logging.warning("nothing tells the epoch: counting from 0")
+            sess.run(net.engine.synchronize)
             progress = progress or Progress(seed)
             progress.seed, progress.settings = seed, reader_settings()
             if progress.epoch >= FLAGS.max_epoch:
@@ -455,22 +483,27 @@ def run_epochs(run):
 
 
 def train_one_epoch(run):
-    """One `session.run` a step, to the end of the epoch."""
+    """One `session.run` a batch, to the end of the epoch."""
     net, log = run.net, run.log
+    updates = itertools.cycle(net.engine.ops_of_update)
     log.log_string(str(datetime.datetime.now()))
     total_correct = total_seen = batch_idx = 0
     loss_sum = 0.0
     clouds, waited, start = 0, 0.0, time.time()
-    fetches = [net.summary_op, net.loss, net.pred, net.nonfinite, net.train_op]
     while not run.progress.trained:
         with run.stop.interruptible():
             batch, state = run.train_batches.get()
         waited += run.train_batches.wait_seconds()
-        summary, loss_val, pred_val, nonfinite, _ = run.sess.run(fetches, net.feed(batch))
+        op = net.train_op if batch["last"] else next(updates)
+        fetches = [net.loss, net.pred, net.nonfinite, op]
+        if op is net.train_op:
+            fetches.append(net.summary_op)
+        loss_val, pred_val, nonfinite, _, *summary = run.sess.run(fetches, net.feed(batch))
         loop.check_finite(nonfinite, net.towers, step=run.step, files=batch["names"])
-        run.train_writer.add_summary(summary, run.step)
-        run.state, run.progress.trained = state, batch["last"]
-        run.step += 1
+        if op is net.train_op:
+            run.train_writer.add_summary(*summary, run.step)
+            run.state, run.progress.trained = state, batch["last"]
+            run.step += 1
 
         total_correct += np.sum(np.argmax(pred_val, 1) == batch["labels"])
         total_seen += len(batch["labels"])

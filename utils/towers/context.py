@@ -16,6 +16,7 @@ class Tower:
         update_ops: its batch-norm updates.
         loss_terms: the scalars it registered with `add_loss_term`, in order.
         summaries: its summary ops.
+        regularization_losses: of the variables that it uses.
     """
 
     def __init__(self, index, scope):
@@ -24,6 +25,7 @@ class Tower:
         self.update_ops = []
         self.loss_terms = []
         self.summaries = []
+        self.regularization_losses = []
 
 
 @contextlib.contextmanager
@@ -57,6 +59,7 @@ def tower_context(devices, index):
     tower.update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS, scope)
     tower.loss_terms = tf.get_collection(LOSS_TERMS, scope)
     tower.summaries = tf.get_collection(tf.GraphKeys.SUMMARIES, scope)
+    tower.regularization_losses = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
 
 
 def add_loss_term(tensor):

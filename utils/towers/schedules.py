@@ -1,4 +1,4 @@
-"""Schedules of PointNet++: learning rate and batch-norm decay by the number of samples seen."""
+"""Schedules: of PointNet++ by the number of samples seen, and the scaling for large batches."""
 
 import tensorflow.compat.v1 as tf
 
@@ -42,3 +42,23 @@ def get_bn_decay(batch, *, batch_size, decay_step):
         BN_INIT_DECAY, batch * batch_size, float(decay_step), BN_DECAY_DECAY_RATE, staircase=True
     )
     return tf.minimum(BN_DECAY_CLIP, 1 - bn_momentum)
+
+
+def scale_learning_rate(rate, step, *, factor, warmup_steps=0):
+    """Learning rate for a batch `factor` times as large, reached by a warm-up (Goyal et al. 2017).
+
+    Args:
+        rate: scalar, the learning rate that is not scaled.
+        step: scalar, number of updates made.
+        factor: number > 0; 1 leaves the rate as it is.
+        warmup_steps: updates in which the factor climbs linearly from 1.
+
+    Returns:
+        Scalar tensor.
+    """
+    if factor == 1:
+        return rate
+    if warmup_steps:
+        climbed = tf.minimum(tf.cast(step, tf.float32) / warmup_steps, 1.0)
+        factor = 1.0 + (factor - 1.0) * climbed
+    return rate * factor

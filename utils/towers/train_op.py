@@ -10,7 +10,15 @@ from utils.towers import averages, gradients
 BN_UPDATES = ("last", "first", "all", "in_order")
 
 
-def build_train_op(opt, grads, global_step, towers, variable_averages=None, bn_updates="last"):
+def build_train_op(
+    opt,
+    grads,
+    global_step,
+    towers,
+    variable_averages=None,
+    bn_updates="last",
+    batch_norm_updates_op=None,
+):
     """Builds the op that makes one training step.
 
     The originals leave batch-norm updates and moving averages to a race with the weights' update;
@@ -25,6 +33,8 @@ def build_train_op(opt, grads, global_step, towers, variable_averages=None, bn_u
         bn_updates: which tower's batch-norm updates run: 'last' or 'first' tower's alone, 'all':
             one update with the mean of the towers' batch statistics, or 'in_order': every tower's
             update, one after the other, tower 0 first.
+        batch_norm_updates_op: what `batch_norm_updates` gave, if it runs in other steps as well;
+            it does not wait for the gradients then.
 
     Returns:
         The op `train_op`.
@@ -33,8 +43,9 @@ def build_train_op(opt, grads, global_step, towers, variable_averages=None, bn_u
         ValueError: bn_updates is none of BN_UPDATES.
     """
     apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
-    with tf.control_dependencies([apply_gradient_op]):
-        batch_norm_updates_op = batch_norm_updates(towers, bn_updates)
+    if batch_norm_updates_op is None:
+        with tf.control_dependencies([apply_gradient_op]):
+            batch_norm_updates_op = batch_norm_updates(towers, bn_updates)
     if variable_averages is None:
         return tf.group(apply_gradient_op, batch_norm_updates_op, name="train_op")
     with tf.control_dependencies([apply_gradient_op, batch_norm_updates_op]):

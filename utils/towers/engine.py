@@ -1,0 +1,146 @@
+"""What the engine flags change in a training graph, between the towers and the train op.
+
+    engine = Engine(place, options, make_optimizer, global_step)
+    for i in range(place.num_towers):
+        with engine.tower(i) as tower:
+            loss = tower_loss(...)
+            tower_grads.append(engine.compute_gradients(loss))
+        towers.append(tower)
+    with tf.device(place.host):
+        copies = engine.combine_gradients(tower_grads, average_gradients, towers)
+        engine.build_train_op(copies, towers, variable_averages, bn_updates)
+    ...
+    session.run(initialize)  # or restore
+    session.run(engine.synchronize)
+
+The way of a gradient: computed in its tower, added up over `accumulate_steps` batches in its tower,
+combined over the towers, then the regularization's gradient is added, and the global norm clipped.
+"""
+
+import contextlib
+
+import tensorflow.compat.v1 as tf
+
+from utils.towers import context, gradients, layer_options, train_op
+from utils.towers.accumulation import Accumulators
+
+
+class Engine:
+    """Puts the parts of a step together as the flags say.
+
+    Attributes:
+        train_op: op of one update.
+        accumulate_op: op that adds up the gradients of one batch without an update; None where
+            every batch makes an update.
+        ops_of_update: the ops of one update, one for each of its batches; the last is `train_op`.
+        synchronize: op to be run once, after the variables are initialized or restored.
+        summaries: list of summaries of what the flags switched on.
+
+    Args:
+        place: utils.towers.devices.Devices.
+        options: utils.towers.engine_flags.EngineOptions.
+        make_optimizer: function without arguments that makes a tf.train.Optimizer.
+        global_step: variable that counts the updates.
+        inputs: tensor whose first axis is the batch of all towers; only its size matters.
+    """
+
+    def __init__(self, place, options, make_optimizer, global_step, inputs):
+        self._place = place
+        self._options = options
+        self._optimizer = make_optimizer()
+        self._global_step = global_step
+        self._accumulators = None
+        if options.accumulate_steps > 1:
+            self._accumulators = Accumulators(place, inputs)
+        self._synchronize = []
+        self.summaries = []
+        self.train_op = self.accumulate_op = self.synchronize = self.ops_of_update = None
+
+    @contextlib.contextmanager
+    def tower(self, index, training=True):
+        """Enters tower `index`: `context.tower_context`, and what layers built in it must know.
+
+        Args:
+            index: number of the tower, 0 first.
+            training: False for a tower that only evaluates.
+
+        Yields:
+            utils.towers.context.Tower.
+        """
+        with contextlib.ExitStack() as stack:
+            tower = stack.enter_context(context.tower_context(self._place, index))
+            if training:
+                stack.enter_context(layer_options.scope(layer_options.LayerOptions()))
+            yield tower
+
+    def compute_gradients(self, loss):
+        """Gradients of a tower's loss; called inside the tower.
+
+        Args:
+            loss: float32 scalar.
+
+        Returns:
+            List of (gradient, variable), as of `tf.train.Optimizer.compute_gradients`.
+        """
+        return self._optimizer.compute_gradients(loss, aggregation_method=gradients.PAIRWISE)
+
+    def combine_gradients(self, tower_grads, average_gradients, towers, add_regularization=False):
+        """Combines the towers' gradients into those of the update.
+
+        Args:
+            tower_grads: K lists of N (gradient, variable) pairs.
+            average_gradients: function of `tower_grads` that returns one list with the means.
+            towers: list of utils.towers.context.Tower.
+            add_regularization: whether to add the gradient of `tower.regularization_losses`, which
+                does not depend on the batch: once, and not in every tower's loss.
+
+        Returns:
+            One list of N (gradient, variable) pairs for each copy of the variables.
+        """
+        if self._accumulators:
+            tower_grads = self._accumulators.totals(tower_grads)
+        average = average_gradients(tower_grads)
+        if add_regularization:
+            regularization_loss = tf.add_n(towers[0].regularization_losses)
+            average = gradients.add_regularization(average, regularization_loss)
+        return [self._clip(average)]
+
+    def build_train_op(self, copies, towers, variable_averages=None, bn_updates="last"):
+        """Builds `train_op`, `accumulate_op` and `synchronize`.
+
+        Args:
+            copies: what `combine_gradients` returned.
+            towers, variable_averages, bn_updates: see utils.towers.train_op.build_train_op.
+        """
+        [grads] = copies
+        update_batch_norm = None
+        if self._accumulators:
+            # Every batch counts for the statistics, those without an update as well.
+            update_batch_norm = train_op.batch_norm_updates(towers, bn_updates)
+            self.accumulate_op = tf.group(
+                self._accumulators.add_op, update_batch_norm, name="accumulate_op"
+            )
+        self.train_op = train_op.build_train_op(
+            self._optimizer,
+            grads,
+            self._global_step,
+            towers,
+            variable_averages,
+            bn_updates,
+            batch_norm_updates_op=update_batch_norm,
+        )
+        if self._accumulators:
+            with tf.control_dependencies([self.train_op]):
+                self.train_op = tf.group(self._accumulators.clear(), name="train_op_and_clear")
+            self._synchronize.append(self._accumulators.clear())
+        waiting = self._options.accumulate_steps - 1
+        self.ops_of_update = [*[self.accumulate_op] * waiting, self.train_op]
+        self.synchronize = tf.group(*self._synchronize, name="synchronize")
+
+    def _clip(self, grads):
+        """Scales gradients down so that their global norm is `clip_norm` at most."""
+        if not self._options.clip_norm:
+            return grads
+        clipped, norm = tf.clip_by_global_norm([grad for grad, _ in grads], self._options.clip_norm)
+        self.summaries.append(tf.summary.scalar("gradient_norm", norm))
+        return list(zip(clipped, [variable for _, variable in grads]))
