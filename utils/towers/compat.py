@@ -1,6 +1,7 @@
 """The one place that knows which TensorFlow this is."""
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.data_flow_ops import StagingArea as StagingArea
 
 REQUIRED = (2, 21)
 

@@ -1,9 +1,24 @@
 """Batches -> tower inputs."""
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import logging
 
 FEW_PER_TOWER = 4  # samples; with fewer the statistics of a tower's batch are mostly noise
+
+
+def split_equally(tensors, num_towers):
+    """Slices of one size along the first axis, which must be a multiple of `num_towers`.
+
+    Args:
+        tensors: tensors with the same first axis, the batch.
+        num_towers: number of slices.
+
+    Returns:
+        Tuple (slices, weights). slices: one list of tensors a tower. weights: an empty list, since
+        every tower counts the same.
+    """
+    return list(zip(*[tf.split(tensor, num_towers) for tensor in tensors])), []
 
 
 def split_evenly(tensors, num_towers):
@@ -34,6 +49,23 @@ def split_sizes(batch, num_towers):
         num_towers: number of slices.
     """
     return [batch // num_towers + (tower < batch % num_towers) for tower in range(num_towers)]
+
+
+def split_arrays(arrays, num_towers):
+    """What `split_evenly` gives, in NumPy.
+
+    Args:
+        arrays: arrays with the same first axis, the batch.
+        num_towers: number of slices.
+
+    Returns:
+        Tuple (slices, weights): one list of arrays a tower, one float32 a tower.
+    """
+    batch = len(arrays[0])
+    sizes = split_sizes(batch, num_towers)
+    columns = [np.split(array, np.cumsum(sizes)[:-1]) for array in arrays]
+    weights = [np.float32(size * num_towers) / np.float32(batch) for size in sizes]
+    return list(zip(*columns)), weights
 
 
 def check_batch_size(batch_size, num_towers):
