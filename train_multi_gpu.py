@@ -229,7 +229,7 @@ class TrainGraph:
                     is_training=True,
                     bn_decay=self.bn_decay,
                     reuse_variables=reuse_variables,
-                    dropout_seed=tf_util.dropout_seed(seed, step, i),
+                    dropout_seed=tf_util.dropout_seed(seed, step, engine.random_stream(i)),
                     **settings,
                 )
                 reuse_variables = True

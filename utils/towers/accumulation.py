@@ -13,6 +13,7 @@ class Accumulators:
 
     Attributes:
         add_op: op that adds the gradients of one batch; there after `totals`.
+        samples_before: int32 scalar, samples of the batches added up before the one at hand.
 
     Args:
         place: utils.towers.devices.Devices.
@@ -26,6 +27,8 @@ class Accumulators:
         with tf.device(place.host):
             self._samples = tf.cast(tf.shape(inputs)[0], tf.float32)
             self._seen = _zero_variable("accumulated_gradients/samples", [])
+            self._seen_before = self._seen.read_value()
+            self.samples_before = tf.cast(self._seen_before, tf.int32)
 
     def totals(self, tower_grads):
         """Gradients of the mean loss over the batches added up and the one at hand.
@@ -37,7 +40,7 @@ class Accumulators:
             The same lists with dense gradients; None stays None.
         """
         with tf.device(self._place.host):
-            all_samples = self._seen.read_value() + self._samples
+            all_samples = self._seen_before + self._samples
         adds, totals = [self._seen.assign_add(self._samples, read_value=False)], []
         for tower, grads in enumerate(tower_grads):
             totals.append([])
@@ -57,8 +60,10 @@ class Accumulators:
         return totals
 
     def clear(self):
-        """An op that sets all sums to zero."""
-        return tf.group(*(v.initializer for v in [self._seen, *self._sums]))
+        """A new op that sets all sums to zero, under the control dependencies of the caller."""
+        return tf.group(
+            *(v.assign(tf.zeros(v.shape), read_value=False) for v in [self._seen, *self._sums])
+        )
 
 
 def _zero_variable(name, shape):

@@ -21,7 +21,7 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from utils.towers import context, gradients, layer_options, train_op
+from utils.towers import cluster_update, collectives, context, gradients, layer_options, train_op
 from utils.towers.accumulation import Accumulators
 
 
@@ -34,6 +34,9 @@ class Engine:
             every batch makes an update.
         ops_of_update: the ops of one update, one for each of its batches; the last is `train_op`.
         synchronize: op to be run once, after the variables are initialized or restored.
+        sync_update: utils.towers.cluster_update.SyncUpdate where workers with parameter servers
+            wait for each other, else None.
+        global_step: variable that counts the updates.
         summaries: list of summaries of what the flags switched on.
 
     Args:
@@ -42,13 +45,17 @@ class Engine:
         make_optimizer: function without arguments that makes a tf.train.Optimizer.
         global_step: variable that counts the updates.
         inputs: tensor whose first axis is the batch of all towers; only its size matters.
+        cluster: utils.towers.cluster.Cluster, or None for one process.
     """
 
-    def __init__(self, place, options, make_optimizer, global_step, inputs):
+    def __init__(self, place, options, make_optimizer, global_step, inputs, cluster=None):
         self._place = place
         self._options = options
+        self._cluster = cluster
+        self._synchronous = bool(cluster and cluster.ps_hosts and not options.async_updates)
+        self.sync_update = None
         self._optimizer = make_optimizer()
-        self._global_step = global_step
+        self.global_step = global_step
         self._accumulators = None
         if options.accumulate_steps > 1:
             self._accumulators = Accumulators(place, inputs)
@@ -72,6 +79,19 @@ class Engine:
             if training:
                 stack.enter_context(layer_options.scope(layer_options.LayerOptions()))
             yield tower
+
+    def random_stream(self, index):
+        """Number that tells a tower's random draws from all others of the same update.
+
+        Args:
+            index: number of the tower.
+
+        Returns:
+            An int, or an int32 scalar tensor where an update has several batches.
+        """
+        if self._accumulators is None:
+            return index
+        return index + self._place.num_towers * self._accumulators.samples_before
 
     def compute_gradients(self, loss):
         """Gradients of a tower's loss; called inside the tower.
@@ -103,7 +123,10 @@ class Engine:
         if add_regularization:
             regularization_loss = tf.add_n(towers[0].regularization_losses)
             average = gradients.add_regularization(average, regularization_loss)
-        return [self._clip(average)]
+        if self._cluster and not self._cluster.ps_hosts:
+            average = self._mean_over_workers(average)
+        # Workers that wait for each other clip what they have averaged.
+        return [average if self._synchronous else self._clip(average)]
 
     def build_train_op(self, copies, towers, variable_averages=None, bn_updates="last"):
         """Builds `train_op`, `accumulate_op` and `synchronize`.
@@ -120,15 +143,20 @@ class Engine:
             self.accumulate_op = tf.group(
                 self._accumulators.add_op, update_batch_norm, name="accumulate_op"
             )
-        self.train_op = train_op.build_train_op(
-            self._optimizer,
-            grads,
-            self._global_step,
-            towers,
-            variable_averages,
-            bn_updates,
-            batch_norm_updates_op=update_batch_norm,
-        )
+        if self._synchronous:
+            self.train_op = self._build_sync_train_op(
+                grads, towers, variable_averages, bn_updates, update_batch_norm
+            )
+        else:
+            self.train_op = train_op.build_train_op(
+                self._optimizer,
+                grads,
+                self.global_step,
+                towers,
+                variable_averages,
+                bn_updates,
+                batch_norm_updates_op=update_batch_norm,
+            )
         if self._accumulators:
             with tf.control_dependencies([self.train_op]):
                 self.train_op = tf.group(self._accumulators.clear(), name="train_op_and_clear")
@@ -137,10 +165,43 @@ class Engine:
         self.ops_of_update = [*[self.accumulate_op] * waiting, self.train_op]
         self.synchronize = tf.group(*self._synchronize, name="synchronize")
 
+    def _build_sync_train_op(self, grads, towers, variable_averages, bn_updates, update_batch_norm):
+        """Hands the gradients in and waits for all workers' update; see `cluster_update`.
+
+        The chief alone updates the batch-norm statistics, after that.
+        """
+
+        def update(averaged, global_step):
+            return train_op.build_train_op(
+                self._optimizer,
+                self._clip(averaged),
+                global_step,
+                towers,
+                variable_averages,
+                batch_norm_updates_op=tf.no_op(),
+            )
+
+        self.sync_update = cluster_update.build_sync_update(
+            self._cluster, grads, self.global_step, update, self._options.backup_workers
+        )
+        with tf.control_dependencies([self.sync_update.train_op]):
+            if not self._cluster.is_chief:
+                return tf.no_op(name="train_op")
+            if update_batch_norm is None:
+                update_batch_norm = train_op.batch_norm_updates(towers, bn_updates)
+            return tf.group(update_batch_norm, name="train_op")
+
+    def _mean_over_workers(self, grads):
+        """Mean over the workers of their (gradient, variable) pairs, by an all-reduce."""
+        group = collectives.CollectiveGroup(1, num_workers=self._cluster.num_workers)
+        [means] = collectives.mean_gradients(group, self._place, [grads])
+        return means
+
     def _clip(self, grads):
         """Scales gradients down so that their global norm is `clip_norm` at most."""
         if not self._options.clip_norm:
             return grads
         clipped, norm = tf.clip_by_global_norm([grad for grad, _ in grads], self._options.clip_norm)
-        self.summaries.append(tf.summary.scalar("gradient_norm", norm))
+        if not self._synchronous:  # there it is known to the update alone, which no step fetches
+            self.summaries.append(tf.summary.scalar("gradient_norm", norm))
         return list(zip(clipped, [variable for _, variable in grads]))

@@ -70,94 +70,143 @@ class EngineOptions:
 DEFAULTS = EngineOptions()
 
 
-def define():
-    """Defines the flags."""
+def define(flag_values=flags.FLAGS):
+    """Defines the flags.
+
+    Args:
+        flag_values: absl FlagValues that get them.
+    """
     default = DEFAULTS
     positive = {"lower_bound": 1}
-    flags.DEFINE_enum("input", default.input, INPUTS, "how batches get into the graph")
+    flags.DEFINE_enum(
+        "input", default.input, INPUTS, "how batches get into the graph", flag_values=flag_values
+    )
     flags.DEFINE_integer(
         "input_queue_size",
         default.input_queue_size,
         "batches in the queue of --input=queue",
         **positive,
+        flag_values=flag_values,
     )
     flags.DEFINE_integer(
         "input_queue_megabytes",
         default.input_queue_megabytes,
         "most memory of the queue of --input=queue, MB; 0: as --input_queue_size says",
         0,
+        flag_values=flag_values,
     )
     flags.DEFINE_enum(
         "variable_update",
         default.variable_update,
         VARIABLE_UPDATES,
         "one copy of the variables, or one on each tower's device with an all-reduce",
+        flag_values=flag_values,
     )
     flags.DEFINE_enum(
         "local_parameter_device",
         default.local_parameter_device,
         PARAMETER_DEVICES,
         "device of the one copy of the variables; gpu: that of tower 0",
+        flag_values=flag_values,
     )
     flags.DEFINE_boolean(
-        "sync_bn", default.sync_bn, "batch norm with the statistics of all towers together"
+        "sync_bn",
+        default.sync_bn,
+        "batch norm with the statistics of all towers together",
+        flag_values=flag_values,
     )
     flags.DEFINE_integer(
         "accumulate_steps",
         default.accumulate_steps,
         "batches whose gradients make one update",
         **positive,
+        flag_values=flag_values,
     )
     flags.DEFINE_float(
-        "clip_norm", default.clip_norm, "largest global norm of the gradients; 0: any", 0.0
+        "clip_norm",
+        default.clip_norm,
+        "largest global norm of the gradients; 0: any",
+        0.0,
+        flag_values=flag_values,
     )
     flags.DEFINE_enum(
         "lr_scaling",
         default.lr_scaling,
         LR_SCALINGS,
         "linear: the learning rate times the samples of an update over --base_batch",
+        flag_values=flag_values,
     )
     flags.DEFINE_integer(
         "base_batch",
         default.base_batch,
         "samples of an update that the learning rate is meant for; 0: those of one tower",
         0,
+        flag_values=flag_values,
     )
     flags.DEFINE_integer(
         "warmup_steps",
         default.warmup_steps,
         "steps in which the rate climbs from unscaled to scaled",
         0,
+        flag_values=flag_values,
     )
     flags.DEFINE_enum(
         "compute_dtype",
         default.compute_dtype,
         COMPUTE_DTYPES,
         "of convolutions and matrix products; weights stay float32, float16 scales the loss",
+        flag_values=flag_values,
     )
     flags.DEFINE_enum(
         "compress_gradients",
         default.compress_gradients,
         COMPRESSIONS,
         "type of the gradients on their way between devices",
+        flag_values=flag_values,
     )
     flags.DEFINE_boolean(
-        "recompute", default.recompute, "less memory: activations are computed again for gradients"
+        "recompute",
+        default.recompute,
+        "less memory: activations are computed again for gradients",
+        flag_values=flag_values,
     )
-    flags.DEFINE_boolean("xla", default.xla, "towers compiled by XLA")
-    flags.DEFINE_list("ps_hosts", "", "host:port of each parameter server")
-    flags.DEFINE_list("worker_hosts", "", "host:port of each worker; the first is the chief")
-    flags.DEFINE_string("job_name", default.job_name, "what this process is: ps or worker")
-    flags.DEFINE_integer("task_index", default.task_index, "number of this process in its job", 0)
-    flags.DEFINE_boolean("async", default.async_updates, "workers do not wait for each other")
+    flags.DEFINE_boolean("xla", default.xla, "towers compiled by XLA", flag_values=flag_values)
+    flags.DEFINE_list("ps_hosts", "", "host:port of each parameter server", flag_values=flag_values)
+    flags.DEFINE_list(
+        "worker_hosts",
+        "",
+        "host:port of each worker; the first is the chief",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "job_name", default.job_name, "what this process is: ps or worker", flag_values=flag_values
+    )
     flags.DEFINE_integer(
-        "backup_workers", default.backup_workers, "slowest workers that a step does not wait for", 0
+        "task_index",
+        default.task_index,
+        "number of this process in its job",
+        0,
+        flag_values=flag_values,
+    )
+    flags.DEFINE_boolean(
+        "async",
+        default.async_updates,
+        "workers do not wait for each other",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "backup_workers",
+        default.backup_workers,
+        "slowest workers that a step does not wait for",
+        0,
+        flag_values=flag_values,
     )
     flags.DEFINE_integer(
         "cluster_timeout",
         default.cluster_timeout,
         "seconds to wait for a host that cannot be reached",
         **positive,
+        flag_values=flag_values,
     )
 
 
