@@ -1,4 +1,5 @@
 import pytest
+import tensorflow.compat.v1 as tf
 
 from utils.towers import compat, devices
 
@@ -56,6 +57,38 @@ def test_description():
     assert "2 tower(s) on /cpu:0, /cpu:1 (logical CPUs: no GPU is visible);" in text
     assert "2 tower(s) on /gpu:0, /gpu:3;" in devices.Devices("GPU", (0, 3)).describe(14)
     assert "batch 14 per tower, 28 in all" in text
+
+
+@pytest.mark.parametrize(
+    "variables, of_towers, words",
+    [
+        ("host", ["/cpu:0", "/cpu:0"], "variables on /cpu:0;"),
+        ("tower0", ["/gpu:3", "/gpu:3"], "variables on /gpu:3;"),
+        ("own", ["/gpu:3", "/gpu:5"], "variables on each tower's device;"),
+    ],
+)
+def test_variables_are_where_they_are_asked_to_be(variables, of_towers, words):
+    place = devices.Devices("GPU", (3, 5), variables=variables)
+    assert [place.variable_device(i) for i in (0, 1)] == of_towers
+    assert words in place.describe(1)
+    assert place.host == "/cpu:0"
+
+
+def test_ops_stay_with_the_variable_that_they_touch():
+    place = devices.Devices("GPU", (3, 5), variables="own")
+    with tf.Graph().as_default():
+        with tf.device(place.tower_device(0)):
+            variable = tf.get_variable("v", [2], use_resource=True)
+        with tf.device(place.tower_device(1)):
+            own = tf.get_variable("own", [2], use_resource=True)
+            values = [variable.read_value(), own.read_value()]
+            variable.assign(values[1] * 2.0)
+        reads = [op.inputs[0].op if op.type == "Identity" else op for op in (v.op for v in values)]
+        assert [variable.device, own.device] == ["/device:GPU:3", "/device:GPU:5"]
+        assert [op.device for op in reads] == ["/device:GPU:3", "/device:GPU:5"]
+        assert [op.type for op in reads] == ["ReadVariableOp"] * 2
+        assigns = [op for op in tf.get_default_graph().get_operations() if "AssignVar" in op.type]
+        assert [op.device for op in assigns] == ["/device:GPU:3", "/device:GPU:5", "/device:GPU:3"]
 
 
 @pytest.mark.parametrize("version", ["1.15.5", "2.20.0", "2.9.1"])

@@ -11,6 +11,9 @@ import os
 import tensorflow.compat.v1 as tf
 
 HOST = "/cpu:0"
+PARAMETER_SERVER = "/job:ps"
+WORKER = "/job:worker"
+COLLECTIVE_LEADER = f"{WORKER}/replica:0/task:0"  # whom workers ask who takes part
 
 # Ops that own or touch a variable's memory stay with the variable: a handle can't be read from
 # another device.
@@ -26,6 +29,36 @@ VARIABLE_OPS = frozenset(
         "VariableV2",
     }
 )
+BALANCES = ("bytes", "round_robin")  # how variables are spread over parameter servers
+
+
+class ParameterServers:
+    """Spreads variables over the parameter servers of a cluster.
+
+    Args:
+        count: number of parameter servers.
+        balance: 'bytes': a variable goes to the server with the fewest bytes so far; 'round_robin':
+            to the next one.
+
+    Raises:
+        ValueError: `balance` is none of BALANCES.
+    """
+
+    def __init__(self, count, balance="bytes"):
+        if balance not in BALANCES:
+            raise ValueError(f"balance={balance} is unknown; use one of {', '.join(BALANCES)}")
+        self._loads = [0] * count  # bytes, or variables
+        self._by_bytes = balance == "bytes"
+        self._chosen = {}  # name of the variable's op -> number of the server
+
+    def device_of(self, op):
+        """Device string of the server of a VarHandleOp; every process gives the same answer."""
+        if op.name not in self._chosen:
+            task = self._loads.index(min(self._loads))
+            self._chosen[op.name] = task
+            size = tf.TensorShape(op.get_attr("shape")).num_elements() or 1
+            self._loads[task] += size * op.get_attr("dtype").size if self._by_bytes else 1
+        return parameter_server(self._chosen[op.name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +68,17 @@ class Devices:
     Attributes:
         kind: 'GPU' or 'CPU' (logical CPUs).
         indices: one device index a tower.
+        task: in a cluster the prefix of this worker's devices, such as '/job:worker/task:1'.
+        parameter_servers: ParameterServers that keep the variables, or None.
+        variables: 'host': variables are on the host; 'tower0': on tower 0's device; 'own': what a
+            tower makes is on its own device (utils.towers.replication).
     """
 
     kind: str
     indices: tuple[int, ...]
+    task: str = ""
+    parameter_servers: ParameterServers | None = dataclasses.field(default=None, compare=False)
+    variables: str = "host"
 
     @property
     def num_towers(self):
@@ -47,25 +87,38 @@ class Devices:
 
     @property
     def host(self):
-        """Device of the variables, the averaged gradients and the updates."""
-        return HOST
+        """Device of what the towers share, such as the step; see `variable_device`."""
+        return self.task + HOST
+
+    @property
+    def step_device(self):
+        """Device of the variable that counts the steps."""
+        return parameter_server(0) if self.parameter_servers else self.host
 
     def tower_name(self, tower):
-        """Device string of one tower, for example '/gpu:1'."""
-        return f"/{self.kind.lower()}:{self.indices[tower]}"
+        """Device string of one tower, for example '/gpu:1' or '/job:worker/task:1/gpu:1'."""
+        return f"{self.task}/{self.kind.lower()}:{self.indices[tower]}"
+
+    def variable_device(self, tower):
+        """Device string of the variables that a tower makes, without parameter servers."""
+        if self.variables == "host":
+            return self.host
+        return self.tower_name(tower if self.variables == "own" else 0)
 
     def tower_device(self, tower):
         """Device function of one tower, for `tf.device`.
 
-        Variables and the ops that touch their memory go to the host, all other ops to the tower's
-        device. A device that an op already asks for is kept.
+        Variables go to `variable_device`, or to a parameter server, and the ops that touch their
+        memory stay with them; all other ops go to the tower's device. A device that an op already
+        asks for is kept.
         """
         tower_spec = tf.DeviceSpec.from_string(self.tower_name(tower))
-        host_spec = tf.DeviceSpec.from_string(HOST)
 
         def place(op):
             asked = tf.DeviceSpec.from_string(op.device or "")
-            default = host_spec if op.type in VARIABLE_OPS else tower_spec
+            default = tower_spec
+            if op.type in VARIABLE_OPS:
+                default = tf.DeviceSpec.from_string(self._device_of_variable(op, tower))
             if asked.device_type is not None:
                 return asked.to_string()
             return asked.make_merged_spec(default).to_string()
@@ -84,17 +137,70 @@ class Devices:
         if self.kind == "CPU":
             config.device_count["CPU"] = self.num_towers
         config.gpu_options.allow_growth = True
+        if self.task:
+            # A worker that is down must not keep the others from starting their sessions.
+            config.device_filters.append(self.task)
+            if self.parameter_servers:
+                config.device_filters.append(PARAMETER_SERVER)
+            else:
+                config.experimental.collective_group_leader = COLLECTIVE_LEADER
         return config
 
     def describe(self, batch_size_per_tower):
         """One line for the start of a run: devices, towers, batch per tower and in all."""
         names = ", ".join(self.tower_name(i) for i in range(self.num_towers))
         why = " (logical CPUs: no GPU is visible)" if self.kind == "CPU" else ""
+        if self.parameter_servers:
+            variables = PARAMETER_SERVER
+        elif self.variables == "own" and self.num_towers > 1:
+            variables = "each tower's device"
+        else:
+            variables = self.variable_device(0)
         return (
-            f"{self.num_towers} tower(s) on {names}{why}; variables on {HOST};"
+            f"{self.num_towers} tower(s) on {names}{why}; variables on {variables};"
             f" batch {batch_size_per_tower} per tower,"
             f" {batch_size_per_tower * self.num_towers} in all"
         )
+
+    def _device_of_variable(self, op, tower):
+        """Device string of the variable that an op makes or touches."""
+        makes = op.type in ("VarHandleOp", "VariableV2", "Variable")
+        if self.parameter_servers:
+            return self.parameter_servers.device_of(op) if makes else op.inputs[0].device
+        if self.variables == "own" and not makes:  # it may be another tower's
+            return op.inputs[0].device or self.variable_device(0)
+        return self.variable_device(tower)
+
+
+def in_cluster(place, *, task, num_parameter_servers, balance="bytes"):
+    """The devices of one worker, with their names in the cluster.
+
+    Args:
+        place: Devices of this process alone.
+        task: number of the worker.
+        num_parameter_servers: how many there are for the variables; 0: each worker has its own.
+        balance: one of BALANCES.
+
+    Returns:
+        Devices.
+    """
+    servers = ParameterServers(num_parameter_servers, balance) if num_parameter_servers else None
+    return dataclasses.replace(place, task=worker(task), parameter_servers=servers)
+
+
+def worker(task):
+    """Prefix of a worker's devices."""
+    return f"{WORKER}/task:{task}"
+
+
+def parameter_server_task(task):
+    """Prefix of a parameter server's devices."""
+    return f"{PARAMETER_SERVER}/task:{task}"
+
+
+def parameter_server(task):
+    """Device string of a parameter server."""
+    return parameter_server_task(task) + HOST
 
 
 def parse_gpu_list(gpu_list):
