@@ -1,0 +1,79 @@
+"""One update of the parameter servers' variables by all workers together.
+
+Each worker hands in the mean of its towers' gradients. When enough have, the chief's
+`aggregate_op`, which a thread of its session runs again and again, averages them, updates the
+variables and gives every worker a token for its next step (tf.train.SyncReplicasOptimizer).
+"""
+
+import dataclasses
+
+import tensorflow.compat.v1 as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncUpdate:
+    """Ops of a synchronous update.
+
+    Attributes:
+        train_op: hands in a worker's gradients and waits for the update.
+        aggregate_op: makes one update; for the chief's thread.
+        close_op: ends the waiting of all workers with an OutOfRangeError.
+        chief_init_op: to be run by the chief once the variables are there.
+        worker_init_op: to be run by the others after that.
+        backup_workers: how many workers' gradients an update does not wait for.
+    """
+
+    train_op: tf.Operation
+    aggregate_op: tf.Operation
+    close_op: tf.Operation
+    chief_init_op: tf.Operation
+    worker_init_op: tf.Operation
+    backup_workers: int
+
+
+class _Inner:
+    """Stands in SyncReplicasOptimizer's place for the optimizer: a whole update, not only that."""
+
+    def __init__(self, apply):
+        self._apply = apply
+
+    def apply_gradients(self, grads_and_vars, global_step):
+        return self._apply(list(grads_and_vars), global_step)
+
+
+def build_sync_update(cluster, grads, global_step, apply, backup_workers=0):
+    """Builds the ops of a synchronous update.
+
+    Args:
+        cluster: utils.towers.cluster.Cluster with parameter servers.
+        grads: (gradient, variable) pairs of this worker.
+        global_step: variable that counts the updates, on a parameter server.
+        apply: function of the averaged (gradient, variable) pairs and `global_step` that returns
+            the op of the update, which increases the step. It must not use this worker's towers.
+        backup_workers: how many workers' gradients an update does not wait for.
+
+    Returns:
+        SyncUpdate.
+
+    Raises:
+        ValueError: there are too few workers for so many backups.
+    """
+    needed = cluster.num_workers - backup_workers
+    if needed < 1:
+        raise ValueError(
+            f"--backup_workers={backup_workers} leaves none of {cluster.num_workers} workers to"
+            f" wait for; pass {cluster.num_workers - 1} or less"
+        )
+    optimizer = tf.train.SyncReplicasOptimizer(
+        _Inner(apply), replicas_to_aggregate=needed, total_num_replicas=cluster.num_workers
+    )
+    train_op = optimizer.apply_gradients(grads, global_step)
+    runner = optimizer.get_chief_queue_runner()
+    return SyncUpdate(
+        train_op=train_op.op if isinstance(train_op, tf.Tensor) else train_op,
+        aggregate_op=runner.enqueue_ops[0],
+        close_op=runner.close_op,
+        chief_init_op=optimizer.chief_init_op,
+        worker_init_op=optimizer.local_step_init_op,
+        backup_workers=backup_workers,
+    )
