@@ -78,6 +78,12 @@ GROUPS = {
         {"suffix": "_onednn"},
         ONEDNN,
     ),
+    "input": Group(
+        "input_figures.overlap",
+        ("input_overlap_half", "input_overlap_nine_tenths"),
+        environment=EIGEN,
+    ),
+    "input_waiting": Group("input_figures.waiting", ("input_waiting_share",), environment=EIGEN),
     "steps": Group("east_figures.fetches", ("runs_per_step", "bytes_fetched_per_step")),
 }
 

@@ -164,12 +164,14 @@ def plain_graph(num_parts):
         return graph, images, [tf.group(averages_op, *updates), loss]
 
 
-def tower_graph(num_towers, batch=BATCH):
+def tower_graph(num_towers, batch=BATCH, make_images=None):
     """The reference net with towers, put together as in the training scripts.
 
     Args:
         num_towers: number of logical CPUs, each with an equal share of the batch.
         batch: images of all towers together.
+        make_images: function of Devices that returns the placeholder of a batch and the towers'
+            shares; None for a placeholder that is split.
 
     Returns:
         ((graph, images placeholder, fetches), ConfigProto).
@@ -177,8 +179,11 @@ def tower_graph(num_towers, batch=BATCH):
     place = devices.Devices("CPU", tuple(range(num_towers)))
     with tf.Graph().as_default() as graph:
         with tf.device(place.host):
-            images = tf.placeholder(tf.float32, [batch, SIDE, SIDE, CHANNELS])
-            parts = tf.split(images, num_towers)
+            if make_images is None:
+                images = tf.placeholder(tf.float32, [batch, SIDE, SIDE, CHANNELS])
+                parts = tf.split(images, num_towers)
+            else:
+                images, parts = make_images(place)
             step = _variable("global_step", [], tf.zeros_initializer(), trainable=False)
             opt = tf.train.AdamOptimizer(LEARNING_RATE)
         towers, tower_grads, losses = [], [], []

@@ -1,0 +1,175 @@
+"""Figures of the input: how well reading is hidden behind the steps, and whether waiting is true.
+
+Wall times, with readers that sleep: they need a machine that does nothing else.
+"""
+
+import functools
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from benchmarks.measure import Figure, ratio_figure
+from benchmarks.tower_figures import BATCH, CHANNELS, SIDE, one_thread, tower_graph
+from data.data_util import GeneratorEnqueuer
+from utils.towers import feeding, input_queue, input_sources
+
+SPECS = [("images", tf.float32, [None, SIDE, SIDE, CHANNELS])]
+SETTLE, STEPS = 6, 20  # steps of a round before and within the measured time
+OVERLAP_BARS = {"half": (0.5, 1.05), "nine_tenths": (0.9, 1.10)}  # of a step, and the figure's bar
+STALL = 2.0  # of a step
+
+
+class Training:
+    """The reference net with two towers and an input of one mode.
+
+    Args:
+        mode: of `input_queue.training_inputs`.
+        limited: what `one_thread` returned.
+        staged: of `input_queue.training_inputs`.
+    """
+
+    def __init__(self, mode, limited, staged=None):
+        made = []
+
+        def make_images(place):
+            made.append(input_queue.training_inputs(mode, place, SPECS, staged=staged))
+            slices, _ = made[0].split(feeding.split_equally)
+            return made[0].tensors[0], [images for (images,) in slices]
+
+        (graph, _, self._fetches), config = tower_graph(2, make_images=make_images)
+        with graph.as_default():
+            initialize = tf.global_variables_initializer()
+        graph.finalize()
+        self._inputs = made[0]
+        self._session = tf.Session(graph=graph, config=limited(config))
+        self._session.run(initialize)
+
+    def alone(self):
+        """Times steps that nobody has to read for; returns the [2] wall and CPU seconds of one."""
+        feed = self._inputs.feed([_batch()])
+        return self._timed(lambda: self._session.run(self._fetches, feed))
+
+    def with_reader(self, seconds):
+        """Times steps with a reader that sleeps before each batch.
+
+        Args:
+            seconds: of sleep.
+
+        Returns:
+            (times, waiting): [2] wall and CPU seconds of a step, and the share of the time that
+            went by waiting for input as the source counts it.
+        """
+        make_reader = functools.partial(_sleeping_reader, seconds=seconds)
+        with (
+            GeneratorEnqueuer(make_reader, max_queue_size=2) as readers,
+            input_sources.make_source(
+                self._inputs,
+                self._session,
+                lambda: (readers.get(), readers.get_state()),
+                arrays=lambda batch: [batch],
+                keep=lambda batch: None,
+                stop_readers=readers.stop,
+            ) as source,
+        ):
+
+            def step():
+                self._session.run(self._fetches, source.get()[0])
+
+            times = self._timed(step, begin=source.wait_seconds)
+            return times, source.wait_seconds() / (times[0] * STEPS)
+
+    @staticmethod
+    def _timed(step, begin=lambda: None):
+        for _ in range(SETTLE):
+            step()
+        begin()
+        start = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            step()
+        return (np.array([time.perf_counter(), time.process_time()]) - start) / STEPS
+
+
+def overlap(rounds=15):
+    """Wall time of a step with a reader that sleeps 0.5 and 0.9 of a step, queued inputs.
+
+    Over the longer of the two, which is the step fed with a batch that is at hand. The same with
+    fed inputs, for which the reader works ahead as well, and the CPU times are in the detail.
+
+    Args:
+        rounds: measured rounds; in each the step alone is measured before and after the others.
+
+    Returns:
+        List of Figure.
+    """
+    limited = one_thread()
+    trainings = {mode: Training(mode, limited) for mode in input_queue.MODES}
+    alone, times = [], {}
+    for training in trainings.values():
+        training.alone()
+    for _ in range(rounds):
+        before = trainings["feed"].alone()
+        for name, (share, _) in OVERLAP_BARS.items():
+            for mode, training in trainings.items():
+                measured, _ = training.with_reader(share * before[0])
+                times.setdefault((name, mode), []).append(measured)
+        alone.append((before + trainings["feed"].alone()) / 2)
+    alone = np.array(alone)
+    figures = []
+    for name, (_, bar) in OVERLAP_BARS.items():
+        ratios = {mode: np.array(times[name, mode]) / alone for mode in trainings}
+        queue = np.array(times[name, "queue"])
+        figures.append(
+            ratio_figure(
+                f"input_overlap_{name}",
+                queue[:, 0],
+                alone[:, 0],
+                "<=",
+                bar,
+                fed=round(np.median(ratios["feed"][:, 0]), 3),
+                cpu_queue=round(np.median(ratios["queue"][:, 1]), 3),
+                cpu_fed=round(np.median(ratios["feed"][:, 1]), 3),
+            )
+        )
+    return figures
+
+
+def waiting(rounds=7):
+    """Whether the share of waiting that the log shows is that of injected stalls.
+
+    A reader sleeps for two steps before each batch, so that half of the time is waiting. What is
+    true is taken from the wall time alone: one less the step alone over the step with this reader.
+    The value is the larger difference of the two modes, each the size of the rounds' median.
+
+    Args:
+        rounds: measured rounds.
+
+    Returns:
+        List of one Figure.
+    """
+    limited = one_thread()
+    differences, shares = {}, {}
+    trainings = {mode: Training(mode, limited) for mode in input_queue.MODES}
+    for training in trainings.values():
+        training.alone()
+    for _ in range(rounds):
+        for mode, training in trainings.items():
+            before = training.alone()[0]
+            times, share = training.with_reader(STALL * before)
+            true = 1 - (before + training.alone()[0]) / 2 / times[0]
+            differences.setdefault(mode, []).append(share - true)
+            shares.setdefault(mode, []).append(share)
+    value = max(abs(np.median(values)) for values in differences.values())
+    detail = {f"share_{mode}": round(np.median(values), 3) for mode, values in shares.items()}
+    return [Figure("input_waiting_share", value, "share of time", "<=", 0.05, detail)]
+
+
+def _batch():
+    return np.random.RandomState(0).uniform(size=[BATCH, SIDE, SIDE, CHANNELS]).astype(np.float32)
+
+
+def _sleeping_reader(unused_index, seconds):
+    batch = _batch()
+    while True:
+        time.sleep(seconds)
+        yield batch
