@@ -34,6 +34,7 @@ SEG_CLASSES = {
     "Skateboard": [44, 45, 46],
     "Table": [47, 48, 49],
 }  # numbers of the parts of each class
+NUM_PARTS = 1 + max(max(parts) for parts in SEG_CLASSES.values())
 SPLITS = {"train": ["train"], "val": ["val"], "trainval": ["train", "val"], "test": ["test"]}
 
 
@@ -57,6 +58,7 @@ class PartNormalDataset:
     Raises:
       ValueError: an argument is out of range.
       FileNotFoundError: the data set, or all clouds of the split, do not exist.
+      CloudError: the list of classes, or of the split, is damaged.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class PartNormalDataset:
         self._rng = random_state(rng)
         self.catfile = os.path.join(self.root, "synsetoffset2category.txt")
         require(self.catfile, DATA_SET)
-        folders = dict(line.split()[:2] for line in getDataFiles(self.catfile))
+        folders = _read_classes(self.catfile)
         self.cat = {name: folders[name] for name in dict_order(folders)}  # class name -> folder
         self.classes = {name: number for number, name in enumerate(self.cat)}
         self.datapath = self._find(split)
@@ -97,19 +99,20 @@ class PartNormalDataset:
             name = f"shuffled_{part}_file_list.json"
             path = os.path.join(self.root, "train_test_split", name)
             require(path, DATA_SET)
-            with open(path, encoding="utf-8") as file:
-                wanted.update(name.replace("\\", "/").split("/")[2] for name in json.load(file))
-        found, empty = [], []
+            wanted.update(_read_split(path))
+        found, unusable = [], []
         for name, folder in self.cat.items():
             folder = os.path.join(self.root, folder)
             require(folder, DATA_SET)
             for entry in sorted(os.listdir(folder)):
                 if entry[:-4] in wanted:
                     path = os.path.join(folder, os.path.splitext(entry)[0] + ".txt")
-                    (found if os.path.getsize(path) else empty).append((name, path))
-        if empty:
-            paths = ", ".join(path for _, path in empty)
-            logging.warning("%d empty files are left out: %s", len(empty), paths)
+                    usable = os.path.exists(path) and os.path.getsize(path)
+                    (found if usable else unusable).append((name, path))
+        if unusable:
+            paths = ", ".join(path for _, path in unusable)
+            text = "%d files that are empty or missing are left out: %s"
+            logging.warning(text, len(unusable), paths)
         if not found:
             raise FileNotFoundError(
                 f"none of the {len(wanted)} clouds of split {split!r} is in "
@@ -145,14 +148,47 @@ class PartNormalDataset:
         if cloud.shape[1] < 7:
             reason = f"has {cloud.shape[1]} columns; 7 are required: x, y, z, normal, part"
             raise CloudError(path, None, reason)
+        parts = cloud[:, -1]
+        if parts.min() < 0 or parts.max() >= NUM_PARTS:
+            reason = f"has parts {parts.min():g} to {parts.max():g}; 0 to {NUM_PARTS - 1} are known"
+            raise CloudError(path, None, reason)
         points = cloud[:, :3]
         if self.normalize:
             points = pc_normalize(points)
         label = np.array([self.classes[name]], np.int32)
-        item = points, cloud[:, 3:6], cloud[:, -1].astype(np.int32), label
+        item = points, cloud[:, 3:6], parts.astype(np.int32), label
         if len(self.cache) < self.cache_size:
             self.cache[index] = item
         return item
+
+
+def _read_classes(path):
+    """{class name: folder} of `synsetoffset2category.txt`."""
+    lines = [line.split() for line in getDataFiles(path)]
+    for line in lines:
+        if len(line) < 2:
+            reason = f"has the line {line[0]!r}; each line must have a class and its folder"
+            raise CloudError(path, None, reason)
+    return dict(line[:2] for line in lines)
+
+
+def _read_split(path):
+    """Names of the clouds in a list such as `shuffled_train_file_list.json`."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            listed = json.load(file)
+    except ValueError as error:  # of another encoding, too
+        raise CloudError(path, None, f"is cut off, or not JSON ({error})") from error
+    if not isinstance(listed, list):
+        raise CloudError(path, None, "must have a list of clouds such as shape_data/02691156/1a04")
+    names = []
+    for cloud in listed:
+        steps = cloud.replace("\\", "/").split("/") if isinstance(cloud, str) else []
+        if len(steps) < 3:
+            reason = f"lists {cloud!r}; a cloud must be like shape_data/02691156/1a04"
+            raise CloudError(path, None, reason)
+        names.append(steps[2])
+    return names
 
 
 def get_batch(dataset, idxs, start_idx, end_idx):

@@ -8,6 +8,7 @@ import os
 import pickle
 
 import numpy as np
+from absl import logging
 
 from data.point_files import CloudError, check_arguments, located, require
 from utils.provider import random_state
@@ -28,6 +29,7 @@ class _Unpickler(pickle.Unpickler):
         ("numpy", "ndarray"),
         ("numpy", "dtype"),
         ("_codecs", "encode"),
+        ("__builtin__", "bytes"),  # of an empty array, if Python 3 wrote it for Python 2
     }
 
     def find_class(self, module, name):
@@ -37,7 +39,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Scenes:
-    """The scenes of a file, and the weights of their labels."""
+    """The scenes of a file, and the weights of their labels; scenes without points are left out."""
 
     def __init__(self, root, npoints=8192, split="train", *, data_path=None, rng=None):
         check_arguments(1, npoints, "first")
@@ -201,7 +203,7 @@ def _within(points, low, high):
 
 
 def _read_scenes(path):
-    """(points, labels) of the scenes: lists of [N, 3] and [N] arrays."""
+    """(points, labels) of the scenes: lists of [N, 3] and [N] arrays, N at least 1."""
     try:
         with open(path, "rb") as file:
             # latin1: how NumPy's arrays of Python 2 come through
@@ -220,10 +222,33 @@ def _read_scenes(path):
     ) as error:
         reason = f"is cut off, or not two pickled lists of arrays ({type(error).__name__}: {error})"
         raise CloudError(path, None, reason) from error
+    if not all(isinstance(arrays, list | np.ndarray) for arrays in (points, labels)):
+        raise CloudError(path, None, "has something else than two lists of arrays")
     if len(points) != len(labels):
         raise CloudError(path, None, f"has {len(points)} scenes and {len(labels)} lists of labels")
     for number, (scene, scene_labels) in enumerate(zip(points, labels)):
-        if scene.ndim != 2 or scene.shape[1] != 3 or scene_labels.shape != scene.shape[:1]:
-            shapes = f"{scene.shape} and {scene_labels.shape}"
-            raise CloudError(path, None, f"scene {number} has the shapes {shapes}")
+        fault = _fault(scene, scene_labels)
+        if fault:
+            raise CloudError(path, None, f"scene {number} {fault}")
+    empty = [number for number, scene in enumerate(points) if len(scene) == 0]
+    if len(empty) == len(points):
+        raise CloudError(path, None, "has no scene with points")
+    if empty:
+        logging.warning("%s: scenes without points are left out: %s", path, empty)
+        points = [scene for scene in points if len(scene)]
+        labels = [scene_labels for scene_labels in labels if len(scene_labels)]
     return points, labels
+
+
+def _fault(points, labels):
+    """What is wrong with a scene, or None."""
+    for array in (points, labels):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+            return f"has {type(array).__name__} where an array of numbers is required"
+    if points.ndim != 2 or points.shape[1] != 3 or labels.shape != points.shape[:1]:
+        return f"has the shapes {points.shape} and {labels.shape}; [N, 3] and [N] are required"
+    if not np.isfinite(points).all():
+        return "has coordinates that are not finite numbers"
+    if len(labels) and not (labels.min() >= 0 and labels.max() < NUM_CLASSES):
+        return f"has labels {labels.min()} to {labels.max()}; 0 to {NUM_CLASSES - 1} are known"
+    return None

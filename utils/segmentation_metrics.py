@@ -35,9 +35,22 @@ class ClassCounts:
         Args:
             labels: int array of any shape, 0 to num_classes - 1.
             predictions: int array of the same shape.
+
+        Raises:
+            ValueError: the shapes differ, or a label is none of the classes.
         """
+        if np.shape(labels) != np.shape(predictions):
+            raise ValueError(
+                f"labels have the shape {np.shape(labels)} and predictions"
+                f" {np.shape(predictions)}; pass one prediction a label"
+            )
         labels, predictions = np.ravel(labels), np.ravel(predictions)
         number = len(self.seen)
+        if labels.size and not 0 <= labels.min() <= labels.max() < number:
+            raise ValueError(
+                f"labels are {labels.min()} to {labels.max()}; pass 0 to {number - 1}, as there are"
+                f" {number} classes"
+            )
         self.seen += np.bincount(labels, minlength=number)
         self.correct += np.bincount(labels[labels == predictions], minlength=number)
 
@@ -124,7 +137,13 @@ class PartSegmentationScore:
 
         Returns:
             [batch, num_point] int64, the predicted parts.
+
+        Raises:
+            ValueError: a label is no part of any category.
         """
+        unknown = set(np.unique(labels).tolist()) - self._category.keys()
+        if unknown:
+            raise ValueError(f"labels have {sorted(unknown)}; pass parts of the categories only")
         predictions = np.empty(np.shape(labels), np.int64)
         for i, (label, logit) in enumerate(zip(labels, logits)):
             category = self._category[int(label[0])]

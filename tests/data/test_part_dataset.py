@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data.part_dataset_all_normal import PartNormalDataset, get_batch
+from data.point_files import CloudError
 from data.python2_order import dict_order
 
 
@@ -45,6 +46,43 @@ def test_unusable_files_are_named_and_left_out(root, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(PartNormalDataset(root, 20)) == 1
     assert "a.txt" in caplog.text
+
+
+@pytest.mark.parametrize("part", [-1, 50])
+def test_parts_that_no_class_has_are_named(root, caplog, part):
+    np.savetxt(root / "02" / "b.txt", [[0, 0, 0, 0, 0, 1, 5], [1, 0, 0, 0, 0, 1, part]])
+    with caplog.at_level(logging.WARNING):
+        points, _ = get_batch(PartNormalDataset(root, 20), [0, 1], 0, 2)
+    assert len(points) == 1 and "0 to 49 are known" in caplog.text
+
+
+def test_cloud_that_is_only_there_in_another_format_is_left_out(root, caplog):
+    (root / "02" / "b.txt").rename(root / "02" / "b.pts")
+    with caplog.at_level(logging.WARNING):
+        assert len(PartNormalDataset(root, 20)) == 1
+    assert "b.txt" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("train_test_split/shuffled_train_file_list.json", '["shape_data/', "not JSON"),
+        ("train_test_split/shuffled_train_file_list.json", '{"a": 1}', "must have a list"),
+        ("train_test_split/shuffled_train_file_list.json", '["a"]', "lists 'a'"),
+        ("train_test_split/shuffled_train_file_list.json", "[1]", "lists 1"),
+        ("synsetoffset2category.txt", "Bag\n", "has the line 'Bag'"),
+    ],
+)
+def test_damaged_lists_are_named(root, name, content, reason):
+    (root / name).write_text(content)
+    with pytest.raises(CloudError, match=f"{name}: .*{reason}"):
+        PartNormalDataset(root)
+
+
+def test_list_with_byte_order_mark_and_back_slashes(root):
+    path = root / "train_test_split" / "shuffled_train_file_list.json"
+    path.write_text("\ufeff" + json.dumps(["shape_data\\01\\a"]), encoding="utf-8")
+    assert [name for name, _ in PartNormalDataset(root).datapath] == ["Bag"]
 
 
 def test_wrong_arguments(root):

@@ -1,5 +1,6 @@
 """ScanNet files beyond the golden cases."""
 
+import logging
 import os
 import pickle
 
@@ -89,6 +90,34 @@ def test_unusable_files_are_named(tmp_path, scene, content, monkeypatch):
     with pytest.raises(CloudError, match="scannet_train.pickle"):
         ScannetDataset(tmp_path)
     assert not (tmp_path / "made_by_a_pickle").exists()
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda points, labels: ([points * np.nan], [labels]), "scene 0 has coordinates that"),
+        (lambda points, labels: ([points], [labels + 1]), "scene 0 has labels 1 to 21"),
+        (lambda points, labels: ([points], [labels - 1]), "scene 0 has labels -1 to 19"),
+        (lambda points, labels: ([points.tolist()], [labels]), "scene 0 has list where"),
+        (lambda points, labels: (5, 6), "something else than two lists"),
+        (lambda points, labels: ([], []), "no scene with points"),
+        (lambda points, labels: ([points[:0]], [labels[:0]]), "no scene with points"),
+    ],
+)
+def test_scenes_that_cannot_be_used_are_named(tmp_path, scene, change, reason):
+    write(tmp_path, *change(*scene))
+    with pytest.raises(CloudError, match=f"scannet_train.pickle: .*{reason}"):
+        ScannetDataset(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_scenes_without_points_are_left_out(tmp_path, scene, protocol, caplog):
+    points, labels = scene
+    write(tmp_path, [points[:0], points], [labels[:0], labels], protocol=protocol)
+    with caplog.at_level(logging.WARNING):
+        dataset = ScannetDataset(tmp_path, 64, rng=np.random.RandomState(1))
+    assert len(dataset) == 1 and dataset[0][0].shape == (64, 3)
+    assert "without points are left out: [0]" in caplog.text
 
 
 def test_missing_file_and_wrong_split(tmp_path):

@@ -82,6 +82,23 @@ def test_counts_of_classes_and_absent_ones():
     assert [metrics.shown(value) for value in (0.25, float("nan"))] == ["0.250000", "n/a"]
 
 
+@pytest.mark.parametrize(
+    "labels, predictions, message",
+    [([2], [0], "labels are 2 to 2"), ([-1], [0], "are -1 to -1"), ([0, 1], [0], "one prediction")],
+)
+def test_labels_that_cannot_be_counted_are_refused(labels, predictions, message):
+    counts = metrics.ClassCounts(2)
+    with pytest.raises(ValueError, match=message):
+        counts.add(labels, predictions)
+    assert counts.seen.tolist() == [0, 0]
+
+
+def test_part_of_no_category_is_refused():
+    score = metrics.PartSegmentationScore({"Mug": [0, 1]})
+    with pytest.raises(ValueError, match=r"labels have \[7\]"):
+        score.add(np.array([[0, 7]]), np.zeros((1, 2, 2)))
+
+
 def test_parts_are_predicted_within_the_category_only():
     logits = np.array([[9.0, 0.0, 1.0, 2.0], [9.0, 0.0, 4.0, 3.0]])
     assert metrics.predict_parts(logits, [2, 3]).tolist() == [3, 2]
