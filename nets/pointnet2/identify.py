@@ -21,7 +21,7 @@ def describe_checkpoint(shapes):
     elif model == "pointnet2_cls_msg" and kernel[2] not in (3, 6):
         return (
             "pointnet2_cls_msg as its repository shipped it last, with the transposed first layer"
-            " (get_model(..., as_shipped=True))"
+            " (--as_shipped, in Python get_model(..., as_shipped=True))"
         )
     else:
         channels = kernel[2]
