@@ -4,6 +4,10 @@ Names and defaults follow slim (`tensorflow.contrib.slim`, Apache-2.0), so that 
 with slim load: `weights`, `biases`, `BatchNorm/{gamma,beta,moving_mean,moving_variance}`. Variables
 are resource variables; each layer reads its own once and uses that read both for the op and for the
 regularizer.
+
+Variables, batch statistics and regularization are float32. Convolutions and matrix products cast
+their inputs and weights to `layer_options.current().compute_dtype` (without an op for float32), and
+what follows them works on that type.
 """
 
 import contextlib
@@ -15,6 +19,7 @@ import types
 
 import tensorflow.compat.v1 as tf
 
+from utils.towers import layer_options
 from utils.towers.averages import add_moving_average_update
 
 _NO_DEFAULTS = types.MappingProxyType({})
@@ -149,6 +154,26 @@ def _parameter(name, shape, initializer, regularizer=None):
     return value
 
 
+# --- types ---------------------------------------------------------------------------------------
+
+
+def to_compute_dtype(tensor):
+    """`tensor` in the type that layers compute in; the same tensor where it has that already."""
+    return tf.cast(tensor, layer_options.current().compute_dtype)
+
+
+def in_float32(activation_fn):
+    """An activation for a network's outputs: of its input as float32, whatever layers compute in.
+
+    Args:
+        activation_fn: function of a tensor.
+
+    Returns:
+        A function of a tensor.
+    """
+    return lambda tensor: activation_fn(tf.cast(tensor, tf.float32))
+
+
 # --- layers --------------------------------------------------------------------------------------
 
 
@@ -168,7 +193,8 @@ def batch_norm(
 
     In training the batch's statistics are used, and the updates of the moving ones (the variance
     with Bessel's correction) are registered in `GraphKeys.UPDATE_OPS`; the train op runs them.
-    Otherwise the moving ones are used.
+    Otherwise the moving ones are used. With `layer_options.current().sum_over_towers` the batch is
+    that of all towers together.
 
     Args:
         inputs: [batch, height, width, channels] or [batch, channels] float32.
@@ -202,15 +228,22 @@ def batch_norm(
         beta = _parameter("beta", shape, zeros) if center else tf.zeros(shape)
         moving_mean = model_variable("moving_mean", shape, zeros, trainable=False)
         moving_variance = model_variable("moving_variance", shape, ones, trainable=False)
-        outputs, batch_mean, batch_variance = tf.nn.fused_batch_norm(
-            inputs if rank == 4 else inputs[:, tf.newaxis, tf.newaxis, :],
-            gamma,
-            beta,
-            mean=None if is_training else tf.convert_to_tensor(moving_mean),
-            variance=None if is_training else tf.convert_to_tensor(moving_variance),
-            epsilon=epsilon,
-            is_training=is_training,
-        )
+        image = inputs if rank == 4 else inputs[:, tf.newaxis, tf.newaxis, :]
+        sum_over_towers = layer_options.current().sum_over_towers
+        if is_training and sum_over_towers is not None:
+            outputs, batch_mean, batch_variance, _ = batch_norm_over_towers(
+                image, gamma, beta, epsilon, sum_over_towers
+            )
+        else:
+            outputs, batch_mean, batch_variance = tf.nn.fused_batch_norm(
+                image,
+                gamma,
+                beta,
+                mean=None if is_training else tf.convert_to_tensor(moving_mean),
+                variance=None if is_training else tf.convert_to_tensor(moving_variance),
+                epsilon=epsilon,
+                is_training=is_training,
+            )
         if is_training:
             add_moving_average_update(moving_mean, batch_mean, decay)
             add_moving_average_update(moving_variance, batch_variance, decay)
@@ -219,13 +252,44 @@ def batch_norm(
         return outputs if activation_fn is None else activation_fn(outputs)
 
 
+def batch_norm_over_towers(inputs, gamma, beta, epsilon, sum_over_towers):
+    """Normalizes with the statistics of all towers' inputs; batches may differ in size.
+
+    The variance is of the distances from the common mean: a second sum over the towers, but no
+    difference of large squares.
+
+    Args:
+        inputs: [..., channels].
+        gamma: [channels] float32.
+        beta: [channels] float32.
+        epsilon: added to the variance.
+        sum_over_towers: see utils.towers.layer_options.
+
+    Returns:
+        Tuple (outputs, mean, variance, number): outputs as `inputs`; mean and variance [channels]
+        float32, the variance with Bessel's correction, as of `tf.nn.fused_batch_norm`; number
+        scalar float32, of what was averaged, in all towers.
+    """
+    axes = list(range(inputs.shape.rank - 1))
+    exact = tf.cast(inputs, tf.float32)
+    own_number = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), tf.float32)
+    sums = sum_over_towers(tf.concat([tf.reduce_sum(exact, axes), [own_number]], 0))
+    number = tf.stop_gradient(sums[-1])
+    mean = sums[:-1] / number
+    centered = exact - mean
+    variance = sum_over_towers(tf.reduce_sum(tf.square(centered), axes)) / number
+    outputs = centered * (tf.rsqrt(variance + epsilon) * gamma) + beta
+    unbiased = variance * (number / tf.maximum(number - 1, 1))
+    return tf.cast(outputs, inputs.dtype), mean, unbiased, number
+
+
 def _finish(outputs, normalizer_fn, normalizer_params, biases_initializer, activation_fn):
     """Normalization if there is one, else biases; then the activation."""
     if normalizer_fn is not None:
         outputs = normalizer_fn(outputs, **(normalizer_params or {}))
     elif biases_initializer is not None:
         biases = _parameter("biases", [outputs.shape.as_list()[-1]], biases_initializer)
-        outputs = tf.nn.bias_add(outputs, biases)
+        outputs = tf.nn.bias_add(outputs, tf.cast(biases, outputs.dtype))
     return outputs if activation_fn is None else activation_fn(outputs)
 
 
@@ -278,7 +342,11 @@ def conv2d(
         shape = [*_pair(kernel_size), inputs.shape.as_list()[-1], num_outputs]
         weights = _parameter("weights", shape, weights_initializer, weights_regularizer)
         outputs = tf.nn.conv2d(
-            inputs, weights, strides=_pair(stride), padding=padding, dilations=_pair(rate)
+            to_compute_dtype(inputs),
+            to_compute_dtype(weights),
+            strides=_pair(stride),
+            padding=padding,
+            dilations=_pair(rate),
         )
         return _finish(outputs, normalizer_fn, normalizer_params, biases_initializer, activation_fn)
 
@@ -308,7 +376,7 @@ def fully_connected(
     with tf.variable_scope(scope, "fully_connected", [inputs], reuse=reuse):
         shape = [inputs.shape.as_list()[-1], num_outputs]
         weights = _parameter("weights", shape, weights_initializer, weights_regularizer)
-        outputs = tf.matmul(inputs, weights)
+        outputs = tf.matmul(to_compute_dtype(inputs), to_compute_dtype(weights))
         return _finish(outputs, normalizer_fn, normalizer_params, biases_initializer, activation_fn)
 
 

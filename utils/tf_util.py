@@ -4,6 +4,9 @@ Source: `utils/tf_util.py` of charlesq34/pointnet2. A layer applies its weights,
 batch normalization too, so that checkpoints fit), normalizes, and activates. Everything is
 channels-last, so the original's `data_format` is left out.
 
+Parameters and batch statistics are float32; what layers compute in is said by
+`layer_options.current().compute_dtype`, as in `nets.layers`.
+
 `is_training` is a Python bool, or a scalar bool tensor for one graph that does both; a bool leaves
 the other mode's ops out of the graph.
 """
@@ -13,7 +16,13 @@ import zlib
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from nets.layers import model_variable, xavier_initializer
+from nets.layers import (
+    batch_norm_over_towers,
+    model_variable,
+    to_compute_dtype,
+    xavier_initializer,
+)
+from utils.towers import layer_options
 from utils.towers.averages import add_moving_average_update
 
 BN_DECAY = 0.9  # where get_model is called without bn_decay, as by the original's evaluation
@@ -60,7 +69,7 @@ def _weights(shape, use_xavier, stddev, weight_decay):
 def _finish(outputs, activation_fn, bn, bn_decay, is_training):
     """Biases, batch normalization, activation."""
     biases = model_variable("biases", [outputs.shape.as_list()[-1]], tf.zeros_initializer())
-    outputs = tf.nn.bias_add(outputs, biases)
+    outputs = tf.nn.bias_add(outputs, to_compute_dtype(biases))
     if bn:
         outputs = batch_norm(outputs, is_training, bn_decay, "bn")
     return outputs if activation_fn is None else activation_fn(outputs)
@@ -92,7 +101,9 @@ def conv1d(
     with tf.variable_scope(scope):
         shape = [kernel_size, inputs.shape.as_list()[-1], num_output_channels]
         weights = _weights(shape, use_xavier, stddev, weight_decay)
-        outputs = tf.nn.conv1d(inputs, weights, stride=stride, padding=padding)
+        outputs = tf.nn.conv1d(
+            to_compute_dtype(inputs), to_compute_dtype(weights), stride=stride, padding=padding
+        )
         return _finish(outputs, activation_fn, bn, bn_decay, is_training)
 
 
@@ -135,7 +146,12 @@ def conv2d(
     with tf.variable_scope(scope):
         shape = [*kernel_size, inputs.shape.as_list()[-1], num_output_channels]
         weights = _weights(shape, use_xavier, stddev, weight_decay)
-        outputs = tf.nn.conv2d(inputs, weights, strides=list(stride), padding=padding)
+        outputs = tf.nn.conv2d(
+            to_compute_dtype(inputs),
+            to_compute_dtype(weights),
+            strides=list(stride),
+            padding=padding,
+        )
         return _finish(outputs, activation_fn, bn, bn_decay, is_training)
 
 
@@ -162,7 +178,8 @@ def fully_connected(
     """
     with tf.variable_scope(scope):
         shape = [inputs.shape.as_list()[-1], num_outputs]
-        outputs = tf.matmul(inputs, _weights(shape, use_xavier, stddev, weight_decay))
+        weights = _weights(shape, use_xavier, stddev, weight_decay)
+        outputs = tf.matmul(to_compute_dtype(inputs), to_compute_dtype(weights))
         return _finish(outputs, activation_fn, bn, bn_decay, is_training)
 
 
@@ -191,7 +208,8 @@ def batch_norm(inputs, is_training, bn_decay, scope):
 
     In training the batch's statistics are used, and the updates of the moving ones are registered
     in `GraphKeys.UPDATE_OPS`; the train op runs them. With a tensor for `is_training` they change
-    nothing where it is False. Otherwise the moving statistics are used.
+    nothing where it is False. Otherwise the moving statistics are used. With
+    `layer_options.current().sum_over_towers` the batch is that of all towers together.
 
     The original under TensorFlow 1.4 gave the moving variance N / (N - 1) times the batch's
     variance, except for rank 3, which took another path there. So does this.
@@ -234,10 +252,18 @@ def batch_norm(inputs, is_training, bn_decay, scope):
                 image, gamma, beta, *moving, epsilon=BN_EPSILON, is_training=False
             )
 
-        outputs, mean, variance = _by_mode(is_training, training, inference)
+        sum_over_towers = layer_options.current().sum_over_towers
+        if mode is not False and sum_over_towers is not None:
+            # Not under a condition: towers meet in every run.
+            *batch, number = batch_norm_over_towers(image, gamma, beta, BN_EPSILON, sum_over_towers)
+            outputs, mean, variance = _by_mode(is_training, lambda: tuple(batch), inference)
+        else:
+            number = None
+            outputs, mean, variance = _by_mode(is_training, training, inference)
         if mode is not False:
             if rank == 3:
-                number = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), variance.dtype)
+                if number is None:
+                    number = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), variance.dtype)
                 variance *= tf.maximum(number - 1, 1) / number
             if mode is None:
                 decay = tf.where_v2(is_training, decay, 1.0)
@@ -305,6 +331,7 @@ def dropout(inputs, is_training, scope, keep_prob=0.5, noise_shape=None, seed=No
 
         def training():
             shape = tf.shape(inputs) if noise_shape is None else noise_shape
-            return inputs / keep_prob * dropout_mask(shape, keep_prob, scope, seed)
+            mask = dropout_mask(shape, keep_prob, scope, seed)
+            return inputs / keep_prob * tf.cast(mask, inputs.dtype)
 
         return _by_mode(is_training, training, lambda: tf.identity(inputs))

@@ -45,8 +45,12 @@ def test_sum_and_its_gradient_are_the_ones_on_paper(num_towers, threads):
                 own = tf.constant(x[i])
                 total = group.sum_over_towers(i)(own * weights[i])
                 totals.append(total)
-                grads += tf.gradients(tf.reduce_sum(total**2) * weights[i], own)
+            # Not on the tower's device, where the gradient's sum must be all the same.
+            grads += tf.gradients(tf.reduce_sum(total**2) * weights[i], own)
         group.check()
+        found = [op.device for op in collective_ops()]
+        expected = [f"/device:CPU:{i}" for i in range(num_towers) for _ in range(2)]
+        assert found == (expected if num_towers > 1 else [])
         with session(place, threads) as sess:
             totals, grads = sess.run([totals, grads])
     expected = (weights[:, None] * x).sum(0)

@@ -99,7 +99,13 @@ class CollectiveGroup:
         def sum_as(kind):
             @tf.custom_gradient
             def summed(tensor):
-                return self._reduce(tower_index, tensor, kind), sum_as("gradient of a sum")
+                total = self._reduce(tower_index, tensor, kind)
+
+                def gradient(by_total):
+                    with tf.device(total.device):  # a device can be a member once only
+                        return sum_as("gradient of a sum")(by_total)
+
+                return total, gradient
 
             return summed
 

@@ -15,7 +15,7 @@ gradients and so stay equal, bit by bit, without being sent around.
         towers.append(tower)
     copies = collectives.mean_gradients(group, place, tower_grads)  # [K][N] (gradient, variable)
     group.check()
-    with tf.device(place.variable_device(0)):  # of the averages, which tower 0's variables alone have
+    with tf.device(place.variable_device(0)):  # averages are of tower 0's alone
         train_op.build_train_op(replicas, copies, global_step, towers, ...)  # as its optimizer
     synchronize = replicas.synchronize_op()
     ...
