@@ -26,7 +26,8 @@ class Training:
     """
 
     def __init__(self, num_towers, rate=0.1, **options):
-        place = devices.Devices("CPU", tuple(range(num_towers)))
+        options = EngineOptions(**options)
+        place = options.place_variables(devices.Devices("CPU", tuple(range(num_towers))))
         with tf.Graph().as_default():
             self.x = tf.placeholder(tf.float32, [None, 3])
             step = tf.get_variable(
@@ -34,7 +35,7 @@ class Training:
             )
             self.engine = engine = Engine(
                 place,
-                EngineOptions(**options),
+                options,
                 lambda: tf.train.MomentumOptimizer(rate, 0.9),
                 step,
                 self.x,
@@ -178,6 +179,19 @@ def test_learning_rate_climbs_to_the_scaled_one():
     assert rates == pytest.approx([0.1, 0.25, 0.4, 0.4])
     assert schedules.scale_learning_rate(0.1, None, factor=1) == 0.1
     assert schedules.scale_learning_rate(0.1, None, factor=3) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 0.5}, {"accumulate_steps": 2}])
+def test_replicated_variables_equal_one_copy(num_towers, more):
+    replicated = Training(num_towers, variable_update="replicated", **more)
+    one_copy = Training(num_towers, **more)
+    for number in range(10):
+        parts = [batch(6, 2 * number + i) for i in range(more.get("accumulate_steps", 1))]
+        found, expected = replicated.update(*parts), one_copy.update(*parts)
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 # --- flags ---------------------------------------------------------------------------------------

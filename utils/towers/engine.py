@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import cluster_update, collectives, context, gradients, layer_options, train_op
 from utils.towers.accumulation import Accumulators
+from utils.towers.replication import Replicas
 
 
 class Engine:
@@ -54,7 +55,13 @@ class Engine:
         self._cluster = cluster
         self._synchronous = bool(cluster and cluster.ps_hosts and not options.async_updates)
         self.sync_update = None
-        self._optimizer = make_optimizer()
+        self._replicas = self._group = None
+        if options.replicated:
+            self._replicas = Replicas(place, [make_optimizer() for _ in range(place.num_towers)])
+        if options.replicated or options.sync_bn:
+            workers = cluster.num_workers if cluster and not cluster.ps_hosts else 1
+            self._group = collectives.CollectiveGroup(place.num_towers, num_workers=workers)
+        self._optimizer = self._replicas or make_optimizer()
         self.global_step = global_step
         self._accumulators = None
         if options.accumulate_steps > 1:
@@ -75,10 +82,20 @@ class Engine:
             utils.towers.context.Tower.
         """
         with contextlib.ExitStack() as stack:
+            if self._replicas:
+                stack.enter_context(self._replicas.tower_variables(index))
             tower = stack.enter_context(context.tower_context(self._place, index))
             if training:
-                stack.enter_context(layer_options.scope(layer_options.LayerOptions()))
+                stack.enter_context(layer_options.scope(self._layer_options(index)))
+            self._current = index
             yield tower
+
+    def _layer_options(self, index):
+        """What layers in a tower that trains must know."""
+        synchronized = self._options.sync_bn
+        return layer_options.LayerOptions(
+            sum_over_towers=self._group.sum_over_towers(index) if synchronized else None
+        )
 
     def random_stream(self, index):
         """Number that tells a tower's random draws from all others of the same update.
@@ -102,6 +119,10 @@ class Engine:
         Returns:
             List of (gradient, variable), as of `tf.train.Optimizer.compute_gradients`.
         """
+        if self._replicas:
+            return self._replicas.compute_gradients(
+                self._current, loss, aggregation_method=gradients.PAIRWISE
+            )
         return self._optimizer.compute_gradients(loss, aggregation_method=gradients.PAIRWISE)
 
     def combine_gradients(self, tower_grads, average_gradients, towers, add_regularization=False):
@@ -119,14 +140,20 @@ class Engine:
         """
         if self._accumulators:
             tower_grads = self._accumulators.totals(tower_grads)
-        average = average_gradients(tower_grads)
-        if add_regularization:
-            regularization_loss = tf.add_n(towers[0].regularization_losses)
-            average = gradients.add_regularization(average, regularization_loss)
-        if self._cluster and not self._cluster.ps_hosts:
-            average = self._mean_over_workers(average)
-        # Workers that wait for each other clip what they have averaged.
-        return [average if self._synchronous else self._clip(average)]
+        if self._replicas:
+            copies = collectives.mean_gradients(self._group, self._place, tower_grads)
+        else:
+            copies = [average_gradients(tower_grads)]
+        if self._group:
+            self._group.check()
+        for index, grads in enumerate(copies):
+            with tf.device(self._place.variable_device(index)):
+                if add_regularization:
+                    regularization_loss = tf.add_n(towers[index].regularization_losses)
+                    grads = gradients.add_regularization(grads, regularization_loss)
+                # Workers that wait for each other clip what they have averaged.
+                copies[index] = grads if self._synchronous else self._clip(grads, index == 0)
+        return copies
 
     def build_train_op(self, copies, towers, variable_averages=None, bn_updates="last"):
         """Builds `train_op`, `accumulate_op` and `synchronize`.
@@ -135,7 +162,8 @@ class Engine:
             copies: what `combine_gradients` returned.
             towers, variable_averages, bn_updates: see utils.towers.train_op.build_train_op.
         """
-        [grads] = copies
+        if self._options.sync_bn:
+            bn_updates = "first"  # all towers have the same statistics
         update_batch_norm = None
         if self._accumulators:
             # Every batch counts for the statistics, those without an update as well.
@@ -145,18 +173,21 @@ class Engine:
             )
         if self._synchronous:
             self.train_op = self._build_sync_train_op(
-                grads, towers, variable_averages, bn_updates, update_batch_norm
+                copies[0], towers, variable_averages, bn_updates, update_batch_norm
             )
         else:
-            self.train_op = train_op.build_train_op(
-                self._optimizer,
-                grads,
-                self.global_step,
-                towers,
-                variable_averages,
-                bn_updates,
-                batch_norm_updates_op=update_batch_norm,
-            )
+            with tf.device(self._place.variable_device(0)):
+                self.train_op = train_op.build_train_op(
+                    self._optimizer,
+                    copies if self._replicas else copies[0],
+                    self.global_step,
+                    towers,
+                    variable_averages,
+                    bn_updates,
+                    batch_norm_updates_op=update_batch_norm,
+                )
+        if self._replicas:
+            self._synchronize.append(self._replicas.synchronize_op())
         if self._accumulators:
             with tf.control_dependencies([self.train_op]):
                 self.train_op = tf.group(self._accumulators.clear(), name="train_op_and_clear")
@@ -191,17 +222,11 @@ class Engine:
                 update_batch_norm = train_op.batch_norm_updates(towers, bn_updates)
             return tf.group(update_batch_norm, name="train_op")
 
-    def _mean_over_workers(self, grads):
-        """Mean over the workers of their (gradient, variable) pairs, by an all-reduce."""
-        group = collectives.CollectiveGroup(1, num_workers=self._cluster.num_workers)
-        [means] = collectives.mean_gradients(group, self._place, [grads])
-        return means
-
-    def _clip(self, grads):
+    def _clip(self, grads, summarize=False):
         """Scales gradients down so that their global norm is `clip_norm` at most."""
         if not self._options.clip_norm:
             return grads
         clipped, norm = tf.clip_by_global_norm([grad for grad, _ in grads], self._options.clip_norm)
-        if not self._synchronous:  # there it is known to the update alone, which no step fetches
+        if summarize:
             self.summaries.append(tf.summary.scalar("gradient_norm", norm))
         return list(zip(clipped, [variable for _, variable in grads]))

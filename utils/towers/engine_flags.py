@@ -52,6 +52,15 @@ class EngineOptions:
         """Whether every tower has a copy of the variables."""
         return self.variable_update == "replicated"
 
+    def place_variables(self, place):
+        """The Devices with the variables where the flags want them.
+
+        Args:
+            place: utils.towers.devices.Devices.
+        """
+        where = "tower0" if self.local_parameter_device == "gpu" else "host"
+        return dataclasses.replace(place, variables="own" if self.replicated else where)
+
     def learning_rate_factor(self, tower_batch, num_towers):
         """What `--lr_scaling` multiplies the learning rate by.
 
