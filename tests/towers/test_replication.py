@@ -17,6 +17,7 @@ from utils.towers import (
     context,
     devices,
     gradients,
+    layer_options,
     replication,
     train_op,
 )
@@ -54,7 +55,7 @@ def tower_loss(images, labels, reuse_variables):
 class Training:
     """A training graph in one of the two modes, on the current graph."""
 
-    def __init__(self, place, optimizer="adam", replicated=False, average_decay=0.9):
+    def __init__(self, place, optimizer="adam", replicated=False, sync_bn=False):
         self.place = dataclasses.replace(place, variables="own" if replicated else "host")
         self.images = tf.placeholder(tf.float32, [None, 8, 8, 3], "images")
         self.labels = tf.placeholder(tf.float32, [None, 3], "labels")
@@ -71,13 +72,19 @@ class Training:
         make_optimizer = OPTIMIZERS[optimizer]
         self.towers, self.tower_grads, self.losses = [], [], []
         if replicated:
-            self._replicate([make_optimizer() for _ in range(num_towers)], images, labels)
+            optimizers = [make_optimizer() for _ in range(num_towers)]
+            self._replicate(optimizers, images, labels, sync_bn)
         else:
             self._share(make_optimizer(), images, labels)
-        averages = tf.train.ExponentialMovingAverage(average_decay, self.step)
+        averages = tf.train.ExponentialMovingAverage(0.9, self.step)
         with tf.device(self.place.variable_device(0)):
             self.train_op = train_op.build_train_op(
-                self.optimizer, self.grads, self.step, self.towers, averages, "in_order"
+                self.optimizer,
+                self.grads,
+                self.step,
+                self.towers,
+                averages,
+                "first" if sync_bn else "in_order",
             )
         self.synchronize = self.optimizer.synchronize_op() if replicated else tf.no_op()
         self.initialize = tf.global_variables_initializer()
@@ -97,11 +104,18 @@ class Training:
             )
         self.optimizer = opt
 
-    def _replicate(self, optimizers, images, labels):
+    def _replicate(self, optimizers, images, labels, sync_bn):
         self.optimizer = replicas = replication.Replicas(self.place, optimizers)
         group = collectives.CollectiveGroup(self.place.num_towers)
         for i in range(self.place.num_towers):
-            with replicas.tower_variables(i), context.tower_context(self.place, i) as tower:
+            options = layer_options.LayerOptions(
+                sum_over_towers=group.sum_over_towers(i) if sync_bn else None
+            )
+            with (
+                layer_options.scope(options),
+                replicas.tower_variables(i),
+                context.tower_context(self.place, i) as tower,
+            ):
                 total, loss = tower_loss(images[i], labels[i], i > 0 or None)
                 self.tower_grads.append(replicas.compute_gradients(i, loss))
             self.towers.append(tower)
@@ -138,10 +152,10 @@ def cpus(num_towers):
     return devices.Devices("CPU", tuple(range(num_towers)))
 
 
-def trained(num_towers, optimizer, replicated):
+def trained(num_towers, optimizer, replicated, sync_bn=False):
     with tf.Graph().as_default():
         tf.set_random_seed(7)
-        training = Training(cpus(num_towers), optimizer, replicated)
+        training = Training(cpus(num_towers), optimizer, replicated, sync_bn)
         tf.get_default_graph().finalize()
         with training.session() as session:
             session.run(training.initialize)
@@ -164,6 +178,15 @@ def test_equals_one_copy_after_ten_steps(num_towers, optimizer):
         assert found[name].dtype == value.dtype
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_towers", [2, 3])
+def test_with_common_batch_statistics_equals_one_tower_of_the_whole_batch(num_towers):
+    expected, (expected_loss,) = trained(1, "momentum", replicated=False)
+    found, losses = trained(num_towers, "momentum", replicated=True, sync_bn=True)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(np.mean(losses), expected_loss, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer, slots_each", [("adam", 2), ("momentum", 1)])
