@@ -9,6 +9,7 @@ of some clouds with label and prediction (test_clouds.png), and a picture of eac
 import os
 import re
 import sys
+import tempfile
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -25,6 +26,7 @@ from utils.towers import checkpoints, compat, devices, progress
 
 FLAGS = flags.FLAGS
 OVERVIEW = "test_clouds.png"
+PICTURE = re.compile(r"\d{5}_label_.*_pred_.*\.png")  # of a misclassified cloud
 OVERVIEW_PER_CLASS, OVERVIEW_CLOUDS = 2, 20
 
 
@@ -91,7 +93,10 @@ class Classifier:
         as_shipped=False,
     ):
         network, settings = pointnet2.load_network(model, as_shipped)
-        checkpoints.candidate_checkpoints(model_path)  # raises before the graph is built
+        found = checkpoints.newest_undamaged(model_path)  # before the graph is built
+        identify.check_checkpoint(
+            found.prefix, found.shapes, model=model, normal=normal, as_shipped=as_shipped
+        )
         with tf.Graph().as_default() as graph, tf.device(place.tower_name(0)):
             self._inputs = network.placeholder_inputs(None, num_point, normal=normal)
             pred, end_points = network.get_model(self._inputs[0], is_training=False, **settings)
@@ -100,7 +105,7 @@ class Classifier:
             try:
                 self.prefix = checkpoints.restore_for_evaluation(
                     self._session,
-                    model_path,
+                    found.prefix,
                     use_moving_averages=False,
                     step_name="batch",
                     describe=identify.describe_checkpoint,
@@ -238,6 +243,8 @@ def evaluate():
         sampling=FLAGS.sampling,
         rng=np.random.RandomState(FLAGS.seed),
     )
+    modelnet.check_dataset(dataset, NUM_CLASSES)
+    prepare_dump_dir(FLAGS.dump_dir)
     named = modelnet.class_names(dataset)
     names = [*named, *(f"class_{number}" for number in range(len(named), NUM_CLASSES))]
     with Classifier(
@@ -248,7 +255,6 @@ def evaluate():
         normal=FLAGS.normal,
         as_shipped=FLAGS.as_shipped,
     ) as classifier:
-        os.makedirs(FLAGS.dump_dir, exist_ok=True)
         log = LogFile(os.path.join(FLAGS.dump_dir, "log_evaluate.txt"))
         log.write(flags_line(FLAGS, "model_path"))
         log.log_string("Model restored.")
@@ -276,6 +282,33 @@ def evaluate():
         print(f"{counts.seen.sum()} clouds; some of them: {pictures.finish()}")
 
 
+def prepare_dump_dir(dump_dir):
+    """Makes the folder of the results.
+
+    Raises:
+        ValueError: it cannot be written to.
+    """
+    if not dump_dir:
+        raise ValueError("--dump_dir is empty; a folder is required: pass its name")
+    try:
+        os.makedirs(dump_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=dump_dir):
+            pass
+        earlier = sum(PICTURE.fullmatch(name) is not None for name in os.listdir(dump_dir))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to --dump_dir={dump_dir}: {error.strerror}; pass a folder that can be"
+            " written"
+        ) from error
+    if earlier:
+        logging.warning(
+            "%s has %d pictures of earlier evaluations, which stay; pass another --dump_dir to keep"
+            " them apart",
+            dump_dir,
+            earlier,
+        )
+
+
 def warn_of_other_num_point(prefix):
     """Says it if the checkpoint was trained with another number of points."""
     trained = progress.read_progress(prefix)
@@ -293,7 +326,7 @@ def warn_of_other_num_point(prefix):
 
 def main(argv):
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
+        sys.exit(f"error: unexpected argument {argv[1]}; every flag starts with --")
     try:
         evaluate()
     except KeyboardInterrupt:

@@ -64,6 +64,33 @@ def class_names(dataset):
     return getDataFiles(path) if os.path.isfile(path) else []
 
 
+def folders(dataset):
+    """Folders that the data set's files lie in.
+
+    Args:
+      dataset: of `make_dataset`.
+    """
+    if isinstance(dataset, modelnet_dataset.ModelNetDataset):
+        return sorted({dataset.root, *(os.path.dirname(path) for _, path in dataset.datapath)})
+    return sorted({os.path.dirname(path) for path in [dataset.list_filename, *dataset.h5_files]})
+
+
+def check_dataset(dataset, num_classes):
+    """Looks for what would end a run later: nothing that can be read, a label out of range.
+
+    Reads the first batch and all labels.
+
+    Args:
+      dataset: of `make_dataset`.
+      num_classes: labels must be below this.
+
+    Raises:
+      ValueError: with the file's name.
+    """
+    dataset.has_next_batch()
+    check_labels(*dataset.all_labels(), num_classes)
+
+
 def check_labels(labels, names, num_classes):
     """Raises a BatchError for a label that the network does not know.
 

@@ -97,7 +97,7 @@ class ModelNetDataset:
         if not modelnet10:  # the published archive has the second name only
             names = ["shape_names.txt", "modelnet40_shape_names.txt"]
         paths = [os.path.join(self.root, name) for name in names]
-        self.catfile = next(filter(os.path.exists, paths), paths[0])
+        self.catfile = next(filter(os.path.exists, paths), paths[-1])
         listed = os.path.join(self.root, f"{version}_{split}.txt")
         require(self.catfile, DATA_SET)
         require(listed, DATA_SET)
@@ -213,6 +213,11 @@ class ModelNetDataset:
             raise StopIteration("the epoch is over; call reset()")
         self.batch_idx += 1
         self._used_clouds = True  # others read it
+
+    def all_labels(self):
+        """(labels, names) of the whole data set, without its clouds."""
+        labels = [self.classes[name] for name, _ in self.datapath]
+        return labels, [path for _, path in self.datapath]
 
     def get_state(self):
         """Where the data set is, as a flat dict of arrays, numbers and strings."""

@@ -11,6 +11,7 @@ The class has the name, arguments, methods and random draws of PointNet++'s
 
 import os
 
+import h5py
 import numpy as np
 
 from data.icdar_formats import warn_once
@@ -38,6 +39,8 @@ from utils.provider import (
 __all__ = ["ModelNetH5Dataset", "getDataFiles", "load_h5", "loadDataFile", "shuffle_data"]
 
 DATA_SET = "modelnet40_ply_hdf5_2048"
+# What h5py raises over missing, damaged and other files, and over other contents.
+_READ_ERRORS = (OSError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 class ModelNetH5Dataset:
@@ -164,6 +167,19 @@ class ModelNetH5Dataset:
             raise StopIteration("the epoch is over; call reset()")
         self.batch_idx += 1
 
+    def all_labels(self):
+        """(labels, names) of the whole data set, without its clouds; damaged files are left out."""
+        all_labels, names = [], []
+        for path in self.h5_files:
+            try:
+                with h5py.File(path, "r") as file:
+                    labels = _checked_labels(path, file["label"][:])
+            except (CloudError, *_READ_ERRORS):  # named when its turn comes
+                continue
+            all_labels += labels.tolist()
+            names += [f"{path}[{row}]" for row in range(len(labels))]
+        return all_labels, names
+
     def get_state(self):
         """Where the data set is, as a flat dict of arrays, numbers and strings."""
         return {
@@ -223,15 +239,19 @@ class ModelNetH5Dataset:
         """(data [clouds, points, 3] float32, labels [clouds]) of one file."""
         try:
             data, labels = load_h5(path)
-        # What h5py raises over missing, damaged and other files, and over other contents.
-        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            text = str(error).strip("\"'")
-            raise CloudError(path, None, f"cannot be read as HDF5 clouds ({text})") from error
+        except _READ_ERRORS as error:
+            raise _unreadable(path, error) from error
         if data.ndim != 3 or labels.size != len(data):
             reason = f"needs data [clouds, points, 3] and a label each, has {data.shape}, "
             raise CloudError(path, None, reason + f"{labels.shape}")
+        if data.dtype.kind not in "fiu" or data.shape[2] > 6:
+            raise CloudError(
+                path, None, f"needs numbers [clouds, points, 3], has {data.dtype} {data.shape}"
+            )
+        with np.errstate(over="ignore"):  # infinity then, which is named
+            data = data[:, :, :3].astype(np.float32, copy=False)
         check_cloud(path, data)
-        return data[:, :, :3].astype(np.float32, copy=False), labels.reshape(-1)
+        return data, _checked_labels(path, labels)
 
     def _sampled(self, clouds, rng):
         """[B, npoints, 3] copy."""
@@ -245,3 +265,22 @@ class ModelNetH5Dataset:
         if available < self.npoints:
             chosen = chosen[:, np.arange(self.npoints) % available]
         return chosen
+
+
+def _unreadable(path, error):
+    """The CloudError for one of _READ_ERRORS, whose own text may have several lines."""
+    if isinstance(error, FileNotFoundError):
+        return CloudError(path, None, "does not exist")
+    text = " ".join(str(error).strip("\"'").split())
+    return CloudError(path, None, f"cannot be read as HDF5 clouds ({text})")
+
+
+def _checked_labels(path, labels):
+    """[clouds] labels as stored."""
+    labels = labels.reshape(-1)
+    whole = labels.dtype.kind in "iu"
+    if labels.dtype.kind == "f":
+        whole = bool((labels == np.round(labels)).all())
+    if not whole:
+        raise CloudError(path, None, f"has labels that are no whole numbers ({labels.dtype})")
+    return labels

@@ -1,6 +1,11 @@
 """Which of the networks a checkpoint is of, by its variables' names and shapes."""
 
 _FIRST_KERNELS = ("conv1/weights", "layer1/conv0/weights", "layer1/conv0_0/weights")
+_WITH_NORMALS = " with normals"
+_AS_SHIPPED = (
+    "pointnet2_cls_msg as its repository shipped it last, with the transposed first layer"
+    " (--as_shipped, in Python get_model(..., as_shipped=True))"
+)
 
 
 def describe_checkpoint(shapes):
@@ -19,14 +24,37 @@ def describe_checkpoint(shapes):
     if model == "pointnet_cls_basic":
         channels = kernel[1]
     elif model == "pointnet2_cls_msg" and kernel[2] not in (3, 6):
-        return (
-            "pointnet2_cls_msg as its repository shipped it last, with the transposed first layer"
-            " (--as_shipped, in Python get_model(..., as_shipped=True))"
-        )
+        return _AS_SHIPPED
     else:
         channels = kernel[2]
-    normals = " with normals" if channels == 6 and "_cls_" in model else ""
+    normals = _WITH_NORMALS if channels == 6 and "_cls_" in model else ""
     return f"{model}{normals}"
+
+
+def check_checkpoint(prefix, shapes, *, model, normal=False, as_shipped=False):
+    """Refuses a checkpoint that is known to be of another of these networks.
+
+    Args:
+        prefix: path of the checkpoint, for the message.
+        shapes: of `describe_checkpoint`.
+        model: name of the network's module.
+        normal: whether it is with normals.
+        as_shipped: of pointnet2_cls_msg.get_model.
+
+    Raises:
+        ValueError: it is; one sentence.
+    """
+    found = describe_checkpoint(shapes)
+    wanted = model
+    if as_shipped:  # its first layer does not depend on the channels
+        wanted = _AS_SHIPPED
+    elif normal:
+        wanted += _WITH_NORMALS
+    if found not in (None, wanted):
+        raise ValueError(
+            f"{prefix} is of {found} and not of {wanted}; pass the flags of that network (--model,"
+            " --normal, --as_shipped) or another checkpoint"
+        )
 
 
 def _first_kernel(shapes):

@@ -1,7 +1,11 @@
 """Finding checkpoints and preparing their folder, on files made up here; no TensorFlow needed."""
 
+import contextlib
 import errno
 import os
+import pathlib
+import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -18,6 +22,7 @@ from utils.towers.checkpoint_files import (
 from utils.towers.checkpoint_files import (
     checkpoint_files as files_of,
 )
+from utils.towers.run_lock import LOCK_FILE
 
 TABLE_END = bytes.fromhex("57fb808b247547db")
 
@@ -231,14 +236,33 @@ def test_files_of_a_checkpoint_and_of_no_other(tmp_path):
     ]
 
 
+@contextlib.contextmanager
+def lock_holder(folder):
+    """A process that holds the lock of a folder."""
+    program = "import sys; from utils.towers.run_lock import FolderLock; "
+    program += "lock = FolderLock(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    root = pathlib.Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, folder],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 # ---- preparing the folder ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_folder_is_made(tmp_path, slash):
     place = prepare_checkpoint_directory(f"{tmp_path}/a/b{slash}", restore=False)
-    assert place == (str(tmp_path / "a" / "b"), None, None)
-    assert os.listdir(place.path) == []
+    assert place[:3] == (str(tmp_path / "a" / "b"), None, None)
+    assert os.listdir(place.path) == [LOCK_FILE]
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -249,7 +273,7 @@ def test_what_is_in_the_folder_moves_aside(tmp_path, monkeypatch, caplog, slash,
     monkeypatch.chdir(tmp_path)
     given = ("./run" if relative else str(tmp_path / "run")) + slash
     place = prepare_checkpoint_directory(given, restore=False)
-    assert place.path == str(tmp_path / "run") and os.listdir(place.path) == []
+    assert place.path == str(tmp_path / "run") and os.listdir(place.path) == [LOCK_FILE]
     assert sorted(os.listdir(place.moved_to)) == before
     assert os.path.dirname(place.moved_to) == str(tmp_path)
     assert place.moved_to in caplog.text
@@ -267,6 +291,37 @@ def test_moved_aside_twice_in_one_second(tmp_path, monkeypatch):
         "run.20200102-030405-2",
     ]
     assert all(len(os.listdir(place.moved_to)) == 3 for place in places)
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_folder_of_a_running_training_is_refused(tmp_path, restore):
+    make_checkpoint(tmp_path / "run", "model.ckpt-1")
+    before = sorted(os.listdir(tmp_path / "run"))
+    with lock_holder(tmp_path / "run") as holder:
+        with pytest.raises(CheckpointError, match=f"--log_dir .*/run .*process {holder.pid} on "):
+            prepare_checkpoint_directory(tmp_path / "run", restore, flag="--log_dir")
+        assert os.listdir(tmp_path) == ["run"]
+        assert sorted(os.listdir(tmp_path / "run")) == sorted([*before, LOCK_FILE])
+        holder.kill()
+        holder.wait()
+        place = prepare_checkpoint_directory(tmp_path / "run", restore, flag="--log_dir")
+    assert os.path.isfile(tmp_path / "run" / LOCK_FILE)
+    assert place.moved_to is None or LOCK_FILE not in os.listdir(place.moved_to)
+
+
+def test_messages_name_the_flag(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path, restore in [
+        ("file", False),
+        ("file", True),
+        ("", False),
+        ("/", False),
+        ("file/x", 0),
+    ]:
+        given = tmp_path / path if path else ""
+        with pytest.raises(CheckpointError, match="--log_dir") as caught:
+            prepare_checkpoint_directory(given, restore, protected=[tmp_path], flag="--log_dir")
+        assert "checkpoint_path" not in str(caught.value)
 
 
 def test_restoring_moves_nothing(tmp_path):
@@ -297,7 +352,8 @@ def test_folder_that_cannot_be_renamed(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(os, "rename", rename_no_mount_point)
     place = prepare_checkpoint_directory(run, False, run / "model.ckpt-1")
     assert os.path.dirname(place.moved_to) == str(run)
-    assert sorted(os.listdir(run)) == sorted([os.path.basename(place.moved_to), "lost+found"])
+    moved = os.path.basename(place.moved_to)
+    assert sorted(os.listdir(run)) == sorted([LOCK_FILE, moved, "lost+found"])
     assert candidate_checkpoints(place.pretrained_model_path)
 
     again = prepare_checkpoint_directory(run, False, place.pretrained_model_path)
@@ -359,7 +415,7 @@ def test_link_stays_and_its_target_moves(tmp_path):
     pretrained = tmp_path / "link" / "model.ckpt-1"
     place = prepare_checkpoint_directory(tmp_path / "link", False, pretrained)
     assert os.path.dirname(place.moved_to) == str(tmp_path / "disk")
-    assert (tmp_path / "link").is_symlink() and os.listdir(place.path) == []
+    assert (tmp_path / "link").is_symlink() and os.listdir(place.path) == [LOCK_FILE]
     assert candidate_checkpoints(place.pretrained_model_path)
 
 

@@ -183,13 +183,13 @@ def explain(reader, wanted, raw, step_name, describe=None):
             f"was written with another optimizer, it has {_optimizers(stored)} and this training"
             f" {_optimizers(slots)}",
             compared,
-            "pass it as the pretrained model to start a new training from its weights",
+            "pass that optimizer, or start a new training from its weights",
         )
     return _sentence(
         reader,
         "holds the weights and not the whole state of a training",
         compared,
-        "pass it as the pretrained model to start a new training from its weights",
+        "pass a checkpoint of a training, or start a new one from its weights",
     )
 
 

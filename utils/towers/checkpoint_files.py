@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from utils.towers.run_lock import LOCK_FILE, FolderInUseError, FolderLock
+
 STATE_FILE = "checkpoint"
 READER_STATE_SUFFIX = ".readers.npz"
 
@@ -57,15 +59,21 @@ class PreparedDirectory(NamedTuple):
         path: absolute path of the existing, writable folder.
         pretrained_model_path: the given one, at its new place if it lay in the moved folder.
         moved_to: where the folder's earlier content is now, or None.
+        lock: keeps other trainings out of the folder as long as this process lives.
     """
 
     path: str
     pretrained_model_path: str | None
     moved_to: str | None
+    lock: FolderLock
 
 
 def prepare_checkpoint_directory(
-    checkpoint_path, restore, pretrained_model_path=None, protected=()
+    checkpoint_path,
+    restore,
+    pretrained_model_path=None,
+    protected=(),
+    flag="checkpoint_path",
 ):
     """Makes the folder that a training writes to; moves what is in it aside, deletes nothing.
 
@@ -77,19 +85,20 @@ def prepare_checkpoint_directory(
         pretrained_model_path: checkpoint to start from, or None; may lie in the folder. Unless
             restoring, it must exist: looked for first, so that nothing moves in vain.
         protected: paths that must not move, such as the training data; may contain None and ''.
+        flag: what the messages call the folder.
 
     Returns:
         A PreparedDirectory.
 
     Raises:
-        CheckpointError: the path is no folder, cannot be written to, or holds something that must
-            not move.
+        CheckpointError: the path is no folder, cannot be written to, holds something that must
+            not move, or another training writes to it.
     """
-    path = clean_path(checkpoint_path)
+    path = clean_path(checkpoint_path, flag)
     if os.path.exists(path) and not os.path.isdir(path):
         raise CheckpointError(
-            f"checkpoint_path {path} is a file; a folder is required: pass {os.path.dirname(path)}"
-            " or a new name"
+            f"{flag} {path} is a file; a folder is required: pass {os.path.dirname(path)} or a new"
+            " name"
         )
     if restore:
         if not os.path.isdir(path):
@@ -97,29 +106,34 @@ def prepare_checkpoint_directory(
                 f"there is no folder {path} to restore from; pass the folder of the training to go"
                 " on with, or start a new one without restore"
             )
-        _check_writable(path)
-        return PreparedDirectory(path, pretrained_model_path or None, None)
+        _check_writable(path, flag)
+        return PreparedDirectory(path, pretrained_model_path or None, None, _lock(path, flag))
 
     target = os.path.realpath(path)  # a link stays, what it points to moves
-    _refuse_protected(path, target, protected)
+    _refuse_protected(path, target, protected, flag)
     if pretrained_model_path:
         candidate_checkpoints(pretrained_model_path)
-    moved_to = None
+    moved_to = lock = None
     if os.path.isdir(target) and _content(target):
-        moved_to = _move_aside(target)
+        lock = _lock(target, flag)
+        moved_to = _move_aside(target, flag)
         logging.warning("%s was not empty: its files are in %s now", path, moved_to)
     try:
         os.makedirs(target, exist_ok=True)
     except OSError as error:
         raise CheckpointError(
-            f"cannot make the folder {path}: {error.strerror}; pass a checkpoint_path that can be"
-            " written"
+            f"cannot make the folder {path}: {error.strerror}; pass a {flag} that can be written"
         ) from error
-    _check_writable(path)
+    _check_writable(path, flag)
+    if lock is not None and not lock.is_in(target):  # it went with the folder
+        os.remove(os.path.join(moved_to, LOCK_FILE))
+        lock.release()
+        lock = None
+    lock = lock or _lock(target, flag)
     pretrained = _relocated(pretrained_model_path, target, moved_to)
     if pretrained and pretrained != pretrained_model_path:
         logging.info("pretrained checkpoint %s is %s now", pretrained_model_path, pretrained)
-    return PreparedDirectory(path, pretrained, moved_to)
+    return PreparedDirectory(path, pretrained, moved_to, lock)
 
 
 def candidate_checkpoints(path):
@@ -222,24 +236,23 @@ def describe_file(path):
     return f"no TensorFlow checkpoint ({size} bytes of something else, or a truncated V1 file)"
 
 
-def clean_path(path):
-    """Absolute path without a trailing slash, `~` expanded.
+def clean_path(path, name="checkpoint path"):
+    """Absolute path without a trailing slash, `~` expanded; `name` is for the messages.
 
     Raises:
         CheckpointError: the path is empty, a URL, or one that TensorFlow cannot read.
     """
     text = os.fspath(path) if path else ""
     if not text.strip():
-        raise CheckpointError("the checkpoint path is empty; a folder is required: pass its name")
+        raise CheckpointError(f"the {name} is empty; a folder is required: pass its name")
     if "://" in text:
         raise CheckpointError(
-            f"checkpoint path {text} is a URL; a local path is required: copy or mount it and pass"
-            " that"
+            f"{name} {text} is a URL; a local path is required: copy or mount it and pass that"
         )
     absolute = os.path.abspath(os.path.expanduser(text))
     if "[" in absolute or "\\" in absolute:
         raise CheckpointError(
-            f"checkpoint path {absolute} has a [ or a backslash, which TensorFlow takes for a"
+            f"{name} {absolute} has a [ or a backslash, which TensorFlow takes for a"
             " pattern; a path without is required: rename the folder or pass a link to it"
         )
     return absolute
@@ -335,7 +348,7 @@ def _is_v1(path):
 
 def _list_folder(folder):
     try:
-        return set(os.listdir(folder))
+        return set(os.listdir(folder)) - {LOCK_FILE}
     except OSError as error:
         raise CheckpointError(
             f"cannot look into {folder}: {error.strerror}; pass the folder of a checkpoint"
@@ -352,7 +365,7 @@ def _contains(folder, inner):
     return os.path.commonpath([folder, inner]) == folder
 
 
-def _refuse_protected(path, target, protected):
+def _refuse_protected(path, target, protected, flag):
     """A folder that is moved aside must not take with it what somebody else needs."""
     named = [
         (os.getcwd(), "the current directory"),
@@ -365,14 +378,13 @@ def _refuse_protected(path, target, protected):
     named += [(clean_path(item), f"{item}") for item in protected if item]
     if os.path.dirname(target) == target:
         raise CheckpointError(
-            f"checkpoint_path {path} is the root directory; a folder of its own is required: pass a"
-            " new name"
+            f"{flag} {path} is the root directory; a folder of its own is required: pass a new name"
         )
     for inner, what in named:
         if _contains(target, os.path.realpath(inner)):
             relation = "is" if os.path.realpath(inner) == target else "contains"
             raise CheckpointError(
-                f"checkpoint_path {path} {relation} {what}, which must not be moved aside; a folder"
+                f"{flag} {path} {relation} {what}, which must not be moved aside; a folder"
                 f" of its own is required: pass for example {os.path.join(path, 'checkpoints')}"
             )
 
@@ -387,7 +399,21 @@ def _content(folder):
     ]
 
 
-def _move_aside(folder):
+def _lock(folder, flag):
+    try:
+        return FolderLock(folder)
+    except FolderInUseError as error:
+        raise CheckpointError(
+            f"{flag} {folder} is in use by another training, {error}; pass another folder, or stop"
+            " that one first"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot lock {folder}: {error.strerror}; pass a {flag} that can be written"
+        ) from error
+
+
+def _move_aside(folder, flag):
     """Renames the folder, or moves what is in it (a mount point, a parent that is read-only)."""
     name = f"{os.path.basename(folder)}.{time.strftime('%Y%m%d-%H%M%S')}"
     aside = _unused(folder + name[len(os.path.basename(folder)) :])
@@ -405,7 +431,7 @@ def _move_aside(folder):
     except OSError as error:
         raise CheckpointError(
             f"cannot move the files of {folder} aside: {error.strerror} ({error.filename}); pass an"
-            " empty or new checkpoint_path"
+            f" empty or new {flag}"
         ) from error
     return aside
 
@@ -431,11 +457,11 @@ def _relocated(pretrained_model_path, target, moved_to):
     return os.path.normpath(os.path.join(moved_to, os.path.relpath(real, target)))
 
 
-def _check_writable(path):
+def _check_writable(path, flag):
     try:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
         raise CheckpointError(
-            f"cannot write to {path}: {error.strerror}; pass a checkpoint_path that can be written"
+            f"cannot write to {path}: {error.strerror}; pass a {flag} that can be written"
         ) from error

@@ -73,6 +73,29 @@ class LoadReport(NamedTuple):
         )
 
 
+def newest_undamaged(path):
+    """Finds a checkpoint, and reads all of it, before a graph is built for it.
+
+    Args:
+        path: folder, whose newest undamaged checkpoint is taken (with a warning for each newer
+            one), or one checkpoint's prefix.
+
+    Returns:
+        A CheckpointReader.
+
+    Raises:
+        CheckpointError: no checkpoint, or none undamaged.
+    """
+
+    def read(prefix):
+        reader = CheckpointReader(prefix)
+        for name in reader.shapes:
+            reader.read(name)
+        return reader
+
+    return _newest_undamaged(path, read)
+
+
 def restore_training(session, path, variables=None, step_name="global_step", describe=None):
     """Restores every variable, to go on with a training.
 
@@ -100,7 +123,7 @@ def restore_training(session, path, variables=None, step_name="global_step", des
         if compared.missing or compared.differs or foreign_slots or not compared.found:
             raise CheckpointError(explain(reader, wanted, wanted, step_name, describe))
         _assign(session, wanted, {name: reader.read(name) for name in wanted})
-        return Restored(prefix, _stored_step(reader, step_name), len(wanted))
+        return Restored(prefix, stored_step(reader, step_name), len(wanted))
 
     return _newest_undamaged(path, restore)
 
@@ -142,7 +165,7 @@ def restore_for_evaluation(
         if compared.missing or compared.differs or not compared.found:
             raise CheckpointError(explain(reader, names, raw, step_name, describe))
         _assign(session, names, {name: reader.read(name) for name in names})
-        return Restored(prefix, _stored_step(reader, step_name), len(names))
+        return Restored(prefix, stored_step(reader, step_name), len(names))
 
     return _newest_undamaged(checkpoint_path, restore)
 
@@ -241,7 +264,13 @@ def _newest_undamaged(path, use):
     )
 
 
-def _stored_step(reader, step_name):
+def stored_step(reader, step_name="global_step"):
+    """Number of training steps of a checkpoint, by its variable or else its name; or None.
+
+    Args:
+        reader: CheckpointReader.
+        step_name: name of the variable that counts the steps.
+    """
     if reader.shapes.get(step_name) == []:
         return int(reader.read(step_name))
     return checkpoint_step(reader.prefix)

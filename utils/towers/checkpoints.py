@@ -47,8 +47,10 @@ from utils.towers.checkpoint_restore import (
     Restored,
     evaluation_names,
     load_pretrained,
+    newest_undamaged,
     restore_for_evaluation,
     restore_training,
+    stored_step,
 )
 
 __all__ = [
@@ -63,9 +65,11 @@ __all__ = [
     "checkpoint_step",
     "evaluation_names",
     "load_pretrained",
+    "newest_undamaged",
     "prepare_checkpoint_directory",
     "restore_for_evaluation",
     "restore_training",
+    "stored_step",
 ]
 
 _SCRATCH = ".saving"  # sub-folder in which a checkpoint is written before it is moved into place
@@ -86,15 +90,24 @@ class CheckpointSaver:
             saver when all are there and before the graph is finalised.
         max_to_keep: number of checkpoints to keep; 0 or None keeps all.
         basename: first part of the names.
+        flag: what the messages call the folder.
     """
 
-    def __init__(self, directory, variables=None, max_to_keep=5, basename="model.ckpt"):
+    def __init__(
+        self,
+        directory,
+        variables=None,
+        max_to_keep=5,
+        basename="model.ckpt",
+        flag="checkpoint_path",
+    ):
         self._directory = checkpoint_files.clean_path(directory)
         self._scratch = os.path.join(self._directory, _SCRATCH)
         self._saver = tf.train.Saver(variables, max_to_keep=max_to_keep)
         self._graph = tf.get_default_graph()
         self._max_to_keep = max_to_keep
         self._basename = basename
+        self._flag = flag
         self._made = os.path.isdir(self._directory)
         self._kept = None  # names of our checkpoints, oldest first; known from the first save on
         self._meta_graph = None
@@ -126,7 +139,7 @@ class CheckpointSaver:
         except (OSError, tf.errors.OpError, DamagedCheckpointError) as error:
             raise CheckpointError(
                 f"cannot save checkpoint {prefix}: {reason(error)}; older checkpoints are"
-                " untouched, make room or pass another checkpoint_path"
+                f" untouched, make room or pass another {self._flag}"
             ) from error
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)  # what is left goes at the next save

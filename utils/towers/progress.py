@@ -65,12 +65,14 @@ class EpochCheckpoints:
     Args:
         directory: folder; the best checkpoint goes to `best` in it.
         log_string: called with a line for each checkpoint.
+        flag: what the messages call the folder.
     """
 
-    def __init__(self, directory, log_string):
+    def __init__(self, directory, log_string, flag="log_dir"):
         self._log_string = log_string
-        self._saver = CheckpointSaver(directory)
-        self._best_saver = CheckpointSaver(os.path.join(directory, BEST), max_to_keep=1)
+        self._saver = CheckpointSaver(directory, flag=flag)
+        best = os.path.join(directory, BEST)
+        self._best_saver = CheckpointSaver(best, max_to_keep=1, flag=flag)
         self._saved = None
 
     def save(self, session, step, progress, side_files):
