@@ -60,7 +60,11 @@ class Engine:
             self._replicas = Replicas(place, [make_optimizer() for _ in range(place.num_towers)])
         if options.replicated or options.sync_bn:
             workers = cluster.num_workers if cluster and not cluster.ps_hosts else 1
-            self._group = collectives.CollectiveGroup(place.num_towers, num_workers=workers)
+            self._group = collectives.CollectiveGroup(
+                place.num_towers,
+                num_workers=workers,
+                communication_hint="nccl" if place.kind == "GPU" else "auto",
+            )
         self._optimizer = self._replicas or make_optimizer()
         self.global_step = global_step
         self._accumulators = None
