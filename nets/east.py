@@ -18,14 +18,15 @@ def unpool(inputs):
     """Doubles height and width, bilinearly, sampling as TensorFlow 1 does (corners, not centres).
 
     Args:
-        inputs: [batch, height, width, channels] float32.
+        inputs: [batch, height, width, channels] float32, bfloat16 or float16.
 
     Returns:
-        [batch, 2 * height, 2 * width, channels] float32.
+        [batch, 2 * height, 2 * width, channels] of the type of `inputs`.
     """
     height, width = inputs.shape.as_list()[1:3]
     size = tf.shape(inputs)[1:3] * 2 if None in (height, width) else [2 * height, 2 * width]
-    return tf.raw_ops.ResizeBilinear(images=inputs, size=size)
+    resized = tf.raw_ops.ResizeBilinear(images=inputs, size=size)  # float32 for any input
+    return tf.cast(resized, inputs.dtype)
 
 
 def mean_image_subtraction(images, means=(123.68, 116.78, 103.94)):
@@ -130,9 +131,10 @@ def model(
             merged = layers.conv2d(merged, num_outputs, 3, **normalized)
         merged = layers.conv2d(merged, 32, 3, **normalized)
 
-        F_score = layers.conv2d(merged, 1, 1, activation_fn=tf.sigmoid)
-        distances = layers.conv2d(merged, 4, 1, activation_fn=tf.sigmoid) * text_scale
-        angle = (layers.conv2d(merged, 1, 1, activation_fn=tf.sigmoid) - 0.5) * (math.pi / 2)
+        sigmoid = layers.in_float32(tf.sigmoid)
+        F_score = layers.conv2d(merged, 1, 1, activation_fn=sigmoid)
+        distances = layers.conv2d(merged, 4, 1, activation_fn=sigmoid) * text_scale
+        angle = (layers.conv2d(merged, 1, 1, activation_fn=sigmoid) - 0.5) * (math.pi / 2)
         F_geometry = tf.concat([distances, angle], axis=-1)
     return F_score, F_geometry
 

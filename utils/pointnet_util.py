@@ -3,6 +3,9 @@
 Names and arguments are those of `utils/pointnet_util.py` of charlesq34/pointnet2. Without its
 `use_nchw` in `pointnet_sa_module`, which changed the memory layout and no result. Clouds may have
 fewer points than `npoint`: the sampling repeats point 0.
+
+Coordinates are float32 up to the layers, so that samples, groups and distances do not depend on the
+type that layers compute in; features have that type, except those that come with the points.
 """
 
 import tensorflow.compat.v1 as tf
@@ -55,7 +58,7 @@ def sample_and_group(npoint, radius, nsample, xyz, points, knn=False, use_xyz=Tr
         return new_xyz, grouped_xyz, idx, grouped_xyz
     new_points = group_point(points, idx)
     if use_xyz:
-        new_points = tf.concat([grouped_xyz, new_points], axis=-1)
+        new_points = tf.concat([tf.cast(grouped_xyz, new_points.dtype), new_points], axis=-1)
     return new_xyz, new_points, idx, grouped_xyz
 
 
@@ -78,7 +81,9 @@ def sample_and_group_all(xyz, points, use_xyz=True):
     grouped_xyz = tf.expand_dims(xyz, 1)
     if points is None:
         return new_xyz, grouped_xyz, idx, grouped_xyz
-    new_points = tf.concat([xyz, points], axis=2) if use_xyz else points
+    new_points = points
+    if use_xyz:
+        new_points = tf.concat([tf.cast(xyz, points.dtype), points], axis=2)
     return new_xyz, tf.expand_dims(new_points, 1), idx, grouped_xyz
 
 
@@ -107,7 +112,7 @@ def _pool(points, grouped_xyz, pooling):
     if pooling == "weighted_avg":
         distances = tf.norm(grouped_xyz, axis=-1, keepdims=True)
         weights = tf.nn.softmax(-5.0 * distances, axis=2)
-        return tf.reduce_sum(points * weights, axis=2, keepdims=True)
+        return tf.reduce_sum(points * tf.cast(weights, points.dtype), axis=2, keepdims=True)
     if pooling == "max_and_avg":
         pooled = [_pool(points, grouped_xyz, kind) for kind in ("avg", "max")]
         return tf.concat(pooled, axis=-1)
@@ -216,6 +221,7 @@ def pointnet_sa_module_msg(
             if points is not None:
                 grouped_xyz, grouped_points = grouped_points, group_point(points, idx)
                 if use_xyz:
+                    grouped_xyz = tf.cast(grouped_xyz, grouped_points.dtype)
                     grouped_points = tf.concat([grouped_points, grouped_xyz], axis=-1)
             if use_nchw:
                 grouped_points = tf.transpose(grouped_points, [0, 3, 1, 2])
@@ -252,7 +258,7 @@ def pointnet_fp_module(xyz1, xyz2, points1, points2, mlp, is_training, bn_decay,
         weight = closeness / tf.reduce_sum(closeness, axis=2, keepdims=True)
         new_points1 = three_interpolate(points2, idx, weight)
         if points1 is not None:
-            new_points1 = tf.concat([new_points1, points1], axis=2)
+            new_points1 = tf.concat([new_points1, tf.cast(points1, new_points1.dtype)], axis=2)
         new_points1 = tf.expand_dims(new_points1, 2)
         new_points1 = _mlp(new_points1, mlp, "conv_{}", bn, is_training, bn_decay)
         return tf.squeeze(new_points1, [2])

@@ -16,14 +16,20 @@ def count_argument(op, name, value):
     return number
 
 
-def tensor_argument(op, name, value, axes, dtype=tf.float32):
-    """`value` as a tensor of `dtype`; `axes` are names of axes of any size, or sizes."""
+FEATURES = (tf.float32, tf.bfloat16, tf.float16)
+
+
+def tensor_argument(op, name, value, axes, dtype=tf.float32, others=()):
+    """`value` as a tensor of `dtype`, or one of `others`.
+
+    `axes` are names of axes of any size, or sizes.
+    """
     if not tf.is_tensor(value):
         value = tf.convert_to_tensor(value, dtype)
     sizes = value.shape.as_list() if value.shape.rank is not None else []
     fits = len(sizes) == len(axes) and 0 not in sizes[1:]
     fits = fits and all(isinstance(a, str) or size in (None, a) for size, a in zip(sizes, axes))
-    if not fits or value.dtype != dtype:
+    if not fits or value.dtype not in (dtype, *others):
         raise ValueError(
             f"{op} got {name} of type {value.dtype.name} and shape {value.shape}; pass {dtype.name}"
             f" [{', '.join(map(str, axes))}] with at least one entry along each axis"
@@ -46,14 +52,16 @@ def sum_by_index(shares, idx, points):
     """Adds [batch, ..., C] shares to where `idx` [batch, ...] says, in a tensor like `points`.
 
     One sum over all shares in their order, as the original's loops have it, so the result is equal
-    to the last bit.
+    to the last bit. It is a float32 sum for every type of shares.
     """
     batch, number, channels = tf.unstack(tf.shape(points))
     first_rows = number * tf.reshape(tf.range(batch), [-1] + [1] * (idx.shape.rank - 1))
     summed = tf.math.unsorted_segment_sum(
-        tf.reshape(shares, [-1, channels]), tf.reshape(first_rows + idx, [-1]), batch * number
+        tf.reshape(tf.cast(shares, tf.float32), [-1, channels]),
+        tf.reshape(first_rows + idx, [-1]),
+        batch * number,
     )
-    return tf.reshape(summed, tf.shape(points))
+    return tf.cast(tf.reshape(summed, tf.shape(points)), points.dtype)
 
 
 def take(points, idx):

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from nets.pointnet2.op_support import (
+    FEATURES,
     count_argument,
     search_program,
     sum_by_index,
@@ -255,16 +256,16 @@ def group_point(points, idx):
     """Features of the points of each group; a point's gradient is the sum over its groups.
 
     Args:
-        points: [batch, N, C] float32.
+        points: [batch, N, C] float32, bfloat16 or float16.
         idx: [batch, M, nsample] int32 indices into N.
 
     Returns:
-        [batch, M, nsample, C] float32.
+        [batch, M, nsample, C] of the type of `points`.
 
     Raises:
         ValueError: an argument of another type or rank.
     """
-    points = tensor_argument("group_point", "points", points, ("batch", "N", "C"))
+    points = tensor_argument("group_point", "points", points, ("batch", "N", "C"), others=FEATURES)
     idx = tensor_argument("group_point", "idx", idx, ("batch", "M", "nsample"), tf.int32)
     with tf.name_scope("group_point"):
         return take(points, idx)
@@ -416,20 +417,22 @@ def three_interpolate(points, idx, weight):
     """Sums of three points' features; the gradient goes to `points` only.
 
     Args:
-        points: [batch, m, C] float32.
+        points: [batch, m, C] float32, bfloat16 or float16.
         idx: [batch, n, 3] int32 indices into m.
         weight: [batch, n, 3] float32.
 
     Returns:
-        [batch, n, C] float32.
+        [batch, n, C] of the type of `points`.
 
     Raises:
         ValueError: an argument of another type or rank.
     """
-    points = tensor_argument("three_interpolate", "points", points, ("batch", "m", "C"))
+    points = tensor_argument(
+        "three_interpolate", "points", points, ("batch", "m", "C"), others=FEATURES
+    )
     idx = tensor_argument("three_interpolate", "idx", idx, ("batch", "n", 3), tf.int32)
     weight = tensor_argument("three_interpolate", "weight", weight, ("batch", "n", 3))
-    weight = tf.stop_gradient(weight)[:, :, :, tf.newaxis]
+    weight = tf.cast(tf.stop_gradient(weight)[:, :, :, tf.newaxis], points.dtype)
 
     @tf.custom_gradient
     def interpolate(points):

@@ -115,10 +115,10 @@ def get_model(point_cloud, is_training, num_class, bn_decay=None, dropout_seed=N
 
     # Layers that see one point each
     net = tf_util.conv1d(l0_points, 128, 1, padding="VALID", bn=True, scope="fc1", **mode)
-    end_points["feats"] = net
+    end_points["feats"] = tf.cast(net, tf.float32)
     net = tf_util.dropout(net, is_training, "dp1", keep_prob=0.5, seed=dropout_seed)
     net = tf_util.conv1d(net, num_class, 1, padding="VALID", activation_fn=None, scope="fc2")
-    return net, end_points
+    return tf.cast(net, tf.float32), end_points
 
 
 def get_loss(pred, label, smpw):

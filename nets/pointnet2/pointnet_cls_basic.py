@@ -51,4 +51,4 @@ def get_model(point_cloud, is_training, bn_decay=None, dropout_seed=None):
     net = tf_util.fully_connected(net, 256, bn=True, scope="fc2", **mode)
     net = tf_util.dropout(net, is_training, "dp1", keep_prob=0.7, seed=dropout_seed)
     net = tf_util.fully_connected(net, NUM_CLASSES, activation_fn=None, scope="fc3")
-    return net, {}
+    return tf.cast(net, tf.float32), {}
