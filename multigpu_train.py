@@ -23,13 +23,17 @@ from absl import app, flags
 
 from data import data_util, icdar, icdar_files
 from nets import east
+from utils import flag_checks
 from utils.towers import (
     checkpoints,
     compat,
     context,
     devices,
     engine_flags,
+    feeding,
     gradients,
+    input_queue,
+    input_sources,
     loop,
     schedules,
     summaries,
@@ -43,7 +47,15 @@ FLAGS = flags.FLAGS
 STOPPING_ERRORS = (
     checkpoints.CheckpointError,
     data_util.ReaderError,
+    input_queue.InputError,
     loop.NonFiniteLossError,
+)
+# (name, dtype, shape, dtype in a queue) of what a step is given; the crops are 8-bit pictures.
+INPUT_SPECS = (
+    ("input_images", tf.float32, [None, None, None, 3], tf.uint8),
+    ("input_score_maps", tf.float32, [None, None, None, 1], None),
+    ("input_geo_maps", tf.float32, [None, None, None, 5], None),
+    ("input_training_masks", tf.float32, [None, None, None, 1], None),
 )
 READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
 
@@ -154,6 +166,7 @@ class TrainGraph:
     Args:
         place: utils.towers.devices.Devices.
         options: utils.towers.engine_flags.EngineOptions.
+        queue_capacity: batches in the queue of --input=queue.
         rate_factor: factor of the learning rate, see engine_flags.
         The other keywords are the flags of the same names.
     """
@@ -163,6 +176,7 @@ class TrainGraph:
         place,
         *,
         options=engine_flags.DEFAULTS,
+        queue_capacity=2,
         rate_factor=1,
         learning_rate=0.0001,
         decay_steps=10000,
@@ -173,21 +187,17 @@ class TrainGraph:
         bn_updates="last",
     ):
         with tf.device(place.host):
-            self.input_images = tf.placeholder(tf.float32, [None, None, None, 3], "input_images")
-            self.input_score_maps = tf.placeholder(
-                tf.float32, [None, None, None, 1], "input_score_maps"
+            self.inputs = input_queue.training_inputs(
+                options.input, place, INPUT_SPECS, queue_capacity
             )
-            self.input_geo_maps = tf.placeholder(
-                tf.float32, [None, None, None, 5], "input_geo_maps"
-            )
-            self.input_training_masks = tf.placeholder(
-                tf.float32, [None, None, None, 1], "input_training_masks"
-            )
+            (
+                self.input_images,
+                self.input_score_maps,
+                self.input_geo_maps,
+                self.input_training_masks,
+            ) = self.inputs.tensors
             # Splits of the batch, one per tower.
-            images = tf.split(self.input_images, place.num_towers)
-            score_maps = tf.split(self.input_score_maps, place.num_towers)
-            geo_maps = tf.split(self.input_geo_maps, place.num_towers)
-            training_masks = tf.split(self.input_training_masks, place.num_towers)
+            slices, _ = self.inputs.split(feeding.split_equally)
 
             self.global_step = tf.get_variable(
                 "global_step",
@@ -209,7 +219,7 @@ class TrainGraph:
                 options,
                 lambda: tf.train.AdamOptimizer(self.learning_rate),
                 self.global_step,
-                self.input_images,
+                self.inputs.whole(0),
             )
 
         towers, tower_grads, total_losses, model_losses = [], [], [], []
@@ -217,10 +227,7 @@ class TrainGraph:
         for i in range(place.num_towers):
             with engine.tower(i) as tower:
                 total_loss, model_loss = tower_loss(
-                    images[i],
-                    score_maps[i],
-                    geo_maps[i],
-                    training_masks[i],
+                    *slices[i],
                     reuse_variables,
                     text_scale=text_scale,
                     batch_norm_decay=bn_decay,
@@ -255,15 +262,15 @@ class TrainGraph:
             )
         self.towers = towers
 
+    @staticmethod
+    def arrays(batch):
+        """The arrays of a batch as the generator yields it, in the order of INPUT_SPECS."""
+        images, _, score_maps, geo_maps, training_masks = batch
+        return images, score_maps, geo_maps, training_masks
+
     def feed(self, batch):
         """feed_dict of a batch as the generator yields it."""
-        images, _, score_maps, geo_maps, training_masks = batch
-        return {
-            self.input_images: images,
-            self.input_score_maps: score_maps,
-            self.input_geo_maps: geo_maps,
-            self.input_training_masks: training_masks,
-        }
+        return self.inputs.feed(self.arrays(batch))
 
 
 def check_flags():
@@ -288,6 +295,7 @@ def check_flags():
         )
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.0001")
+    flag_checks.check_finite(FLAGS, "gpu_list")
     try:
         scales = [float(scale) for scale in FLAGS.random_scale]
     except ValueError:
@@ -300,6 +308,7 @@ def check_flags():
     place = devices.resolve_devices(FLAGS.gpu_list)
     options = engine_flags.options_from_flags(FLAGS)
     engine_flags.check(options, place, FLAGS["bn_updates"])
+    place = options.place_variables(place)
     FLAGS.training_data_path = os.path.expanduser(FLAGS.training_data_path)
     return place, options, icdar_files.scan(FLAGS.training_data_path, check_images=False)
 
@@ -320,13 +329,22 @@ def reader_settings(place, scan):
     }
 
 
-def make_readers(scan, seed, settings, restored):
+def batch_shapes(place):
+    """Shapes of a batch of all towers, in the order of INPUT_SPECS."""
+    maps = [FLAGS.batch_size_per_gpu * place.num_towers, *[FLAGS.input_size // 4] * 2]
+    images = [maps[0], FLAGS.input_size, FLAGS.input_size, 3]
+    return [images, [*maps, 1], [*maps, 5], [*maps, 1]]
+
+
+def make_readers(scan, seed, settings, restored, queued=False):
     """--num_readers readers, each with its own seed; after a restore, where they were."""
     states = None
     if restored is not None:
         path = restored.prefix + READER_STATE
         states = data_util.state_to_continue(path, FLAGS.num_readers, settings)
     keywords = {name: value for name, value in settings.items() if name != "images"}
+    if queued:  # the pictures as they travel
+        keywords["image_dtype"] = np.uint8
     if FLAGS.reader == "process":  # each has a cache of its own
         keywords["cache_bytes"] = icdar.CACHE_BYTES // FLAGS.num_readers
     return data_util.GeneratorEnqueuer(
@@ -340,27 +358,42 @@ def make_readers(scan, seed, settings, restored):
 
 def train(stop):
     """Trains until --max_steps or a signal."""
+    found = None
     try:
         place, options, scan = check_flags()
         directory = checkpoints.prepare_checkpoint_directory(
             FLAGS.checkpoint_path,
             FLAGS.restore,
             FLAGS.pretrained_model_path,
-            protected=[FLAGS.training_data_path, os.path.dirname(os.path.abspath(__file__))],
+            protected=[
+                FLAGS.training_data_path,
+                *{os.path.dirname(image) for image in scan.images},
+                os.path.dirname(os.path.abspath(__file__)),
+            ],
+            flag="--checkpoint_path",
         )
         if FLAGS.restore:
-            checkpoints.candidate_checkpoints(directory.path)  # raises before the graph is built
+            found = checkpoints.newest_undamaged(directory.path)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    done = (checkpoints.stored_step(found) if found else None) or 0
+    if done >= FLAGS.max_steps:
+        print(f"nothing to do: step {done} is already at --max_steps={FLAGS.max_steps}")
+        return
     seed = random.SystemRandom().randrange(2**31) if FLAGS.seed is None else FLAGS.seed
     print(scan.summary())
     print(place.describe(FLAGS.batch_size_per_gpu), f"; seed {seed}", sep="", flush=True)
 
+    bytes_per_batch = input_queue.batch_bytes(INPUT_SPECS, batch_shapes(place))
+    queue_capacity = input_queue.queue_capacity(
+        options.input_queue_size, options.input_queue_megabytes, bytes_per_batch
+    )
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
         net = TrainGraph(
             place,
             options=options,
+            queue_capacity=queue_capacity,
             rate_factor=options.learning_rate_factor(FLAGS.batch_size_per_gpu, place.num_towers),
             learning_rate=FLAGS.learning_rate,
             decay_steps=FLAGS.decay_steps,
@@ -370,33 +403,42 @@ def train(stop):
             bn_decay=FLAGS.bn_decay,
             bn_updates=FLAGS.bn_updates,
         )
-        saver = checkpoints.CheckpointSaver(directory.path)
+        if options.input == "queue":
+            print(net.inputs.describe(bytes_per_batch), flush=True)
+        saver = checkpoints.CheckpointSaver(directory.path, flag="--checkpoint_path")
         init = tf.global_variables_initializer()
         graph.finalize()
 
         with tf.Session(config=place.session_config()) as sess:
             sess.run(init)
             restored = None
-            if FLAGS.restore:
-                restored = checkpoints.restore_training(sess, directory.path)
+            if found is not None:
+                restored = checkpoints.restore_training(sess, found.prefix)
                 print(f"continue training from previous checkpoint {restored.prefix}")
             elif directory.pretrained_model_path:
                 checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
             sess.run(net.engine.synchronize)
             step = restored.step if restored else 0
-            if step >= FLAGS.max_steps:
-                print(f"nothing to do: step {step} is already at --max_steps={FLAGS.max_steps}")
-                return
             settings = reader_settings(place, scan)
-            with make_readers(scan, seed, settings, restored) as readers:
+            queued = options.input == "queue"
+            with make_readers(scan, seed, settings, restored, queued) as readers:
                 stop.at_abort(readers.stop)
                 stop.defer()
+                source = input_sources.make_source(
+                    net.inputs,
+                    sess,
+                    lambda: (readers.get(), readers.get_state()),
+                    arrays=net.arrays,
+                    keep=lambda batch: batch[1],  # the names of its pictures
+                    stop_readers=readers.stop,
+                )
                 summary_writer = summaries.SummaryWriter(directory.path, graph)
-                run_steps(sess, net, saver, summary_writer, readers, settings, stop, step)
+                with source:
+                    run_steps(sess, net, saver, summary_writer, source, settings, stop, step)
                 summary_writer.close()
 
 
-def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
+def run_steps(sess, net, saver, summary_writer, source, settings, stop, step):
     """The training loop: one `session.run` a batch, from `step` to --max_steps or a signal."""
     updates = net.engine.ops_of_update
     progress = loop.Progress(examples_per_step=settings["batch_size"] * len(updates))
@@ -412,18 +454,21 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
         try:
             for op in updates:
                 with stop.interruptible():
-                    batch = readers.get()
-                next_state = readers.get_state()
+                    feed, names, next_state = source.get()
                 fetches = [net.model_loss, net.total_loss, net.nonfinite, op]
                 if op is net.train_op and step % FLAGS.save_summary_steps == 0:
                     fetches.append(net.summary_op)
-                model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, net.feed(batch))
-                loop.check_finite(nonfinite, net.towers, step=step, files=batch[1])
+                model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, feed)
+                loop.check_finite(nonfinite, net.towers, step=step, files=names)
                 losses.append((model_loss, total_loss))
         except loop.StopRequested:
             break
+        except (data_util.ReaderError, input_queue.InputError):  # the weights are good
+            if step > saved_step:
+                save()
+            raise
         state = next_state
-        progress.step(readers.wait_seconds())
+        progress.step(source.wait_seconds())
 
         if step % 10 == 0:
             print(progress.line(step, *np.mean(losses, axis=0)), flush=True)
@@ -439,7 +484,7 @@ def run_steps(sess, net, saver, summary_writer, readers, settings, stop, step):
 
 def main(argv):
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
+        sys.exit(f"error: unexpected argument {argv[1]}; every flag starts with --")
     loop.run_script(train, STOPPING_ERRORS)
 
 

@@ -26,7 +26,7 @@ from data import data_util, modelnet
 from nets import pointnet2
 from nets.pointnet2 import identify
 from nets.pointnet2.inputs import NUM_CLASSES
-from utils import tf_util
+from utils import flag_checks, tf_util
 from utils.log_file import LogFile, flags_line
 from utils.segmentation_metrics import ClassCounts, shown
 from utils.towers import (
@@ -37,6 +37,8 @@ from utils.towers import (
     engine_flags,
     feeding,
     gradients,
+    input_queue,
+    input_sources,
     loop,
     schedules,
     summaries,
@@ -56,10 +58,12 @@ GRAPH_FLAGS = (
 STOPPING_ERRORS = (
     checkpoints.CheckpointError,
     data_util.ReaderError,
+    input_queue.InputError,
     loop.NonFiniteLossError,
     modelnet.BatchError,
     OSError,
 )
+DATA_ERRORS = (data_util.ReaderError, input_queue.InputError, modelnet.BatchError)
 READER_STATE = checkpoints.READER_STATE_SUFFIX  # beside each checkpoint: where the readers were
 
 
@@ -154,6 +158,7 @@ class TrainGraph:
         place: utils.towers.devices.Devices.
         seed: of the dropout masks.
         options: utils.towers.engine_flags.EngineOptions.
+        queue_capacity: batches in the queue of --input=queue.
         rate_factor: factor of the learning rate, see engine_flags.
         The other keywords are the flags of the same names.
     """
@@ -175,14 +180,17 @@ class TrainGraph:
         as_shipped=False,
         seed=0,
         options=engine_flags.DEFAULTS,
+        queue_capacity=2,
         rate_factor=1,
     ):
         network, settings = pointnet2.load_network(model, as_shipped)
         self.network = network
         with tf.device(place.host):
-            self.pointclouds_pl, self.labels_pl = network.placeholder_inputs(
-                None, num_point, normal=normal
+            specs = input_queue.specs_of(
+                lambda: network.placeholder_inputs(None, num_point, normal=normal)
             )
+            self.inputs = input_queue.training_inputs(options.input, place, specs, queue_capacity)
+            self.pointclouds_pl, self.labels_pl = self.inputs.tensors
             self.batch = tf.get_variable(
                 "batch",
                 [],
@@ -213,11 +221,9 @@ class TrainGraph:
                 return tf.train.AdamOptimizer(self.learning_rate)
 
             self.engine = engine = Engine(
-                place, options, make_optimizer, self.batch, self.pointclouds_pl
+                place, options, make_optimizer, self.batch, self.inputs.whole(0)
             )
-            slices, weights = feeding.split_evenly(
-                [self.pointclouds_pl, self.labels_pl], place.num_towers
-            )
+            slices, weights = self.inputs.split(feeding.split_evenly)
 
         towers, tower_grads, losses, preds = [], [], [], []
         reuse_variables = None
@@ -243,13 +249,13 @@ class TrainGraph:
         for i in range(place.num_towers):
             with engine.tower(i, training=False) as tower:
                 total_loss, pred = tower_loss(
-                    *slices[i],
+                    *self.inputs.fed_slices[i],
                     network=network,
                     is_training=False,
                     reuse_variables=True,
                     **settings,
                 )
-                eval_losses.append(total_loss * weights[i])
+                eval_losses.append(total_loss * self.inputs.fed_weights[i])
             eval_towers.append(tower)
             eval_preds.append(pred)
 
@@ -268,29 +274,41 @@ class TrainGraph:
                 tf.summary.scalar("learning_rate", self.learning_rate),
             ]
             self.summary_op = self._summary(
-                "accuracy", self.pred, towers, [*schedule_summaries, *engine.summaries]
+                "accuracy",
+                self.pred,
+                self.inputs.whole(1),
+                towers,
+                [*schedule_summaries, *engine.summaries],
             )
-            self.eval_summary_op = self._summary("eval_accuracy", self.eval_pred, eval_towers)
+            self.eval_summary_op = self._summary(
+                "eval_accuracy", self.eval_pred, self.labels_pl, eval_towers
+            )
         self.towers = towers
 
-    def _summary(self, name, pred, towers, others=()):
+    @staticmethod
+    def _summary(name, pred, labels, towers, others=()):
         """Serialized summary of the towers' losses and the accuracy of the batch."""
-        correct = tf.equal(tf.argmax(pred, 1, output_type=tf.int32), self.labels_pl)
+        correct = tf.equal(tf.argmax(pred, 1, output_type=tf.int32), labels)
         accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
         of_towers = [summary for tower in towers for summary in tower.summaries]
         return tf.summary.merge([*of_towers, *others, tf.summary.scalar(name, accuracy)])
 
     def feed(self, batch):
         """feed_dict of a batch of data.modelnet.SharedBatches."""
-        return {self.pointclouds_pl: batch["points"], self.labels_pl: batch["labels"]}
+        return self.inputs.feed(self.arrays(batch))
+
+    @staticmethod
+    def arrays(batch):
+        """The arrays of a batch of data.modelnet.SharedBatches, in the order of the inputs."""
+        return batch["points"], batch["labels"]
 
 
 def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, options, make_datasets): the towers' Devices, the EngineOptions, and
-        {split: function of rng=}.
+        Tuple (place, options, make_datasets, folders): the towers' Devices, the EngineOptions,
+        {split: function of rng=}, and the folders that the data lie in.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
@@ -299,9 +317,11 @@ def check_flags():
     place = devices.resolve_num_gpus(FLAGS.num_gpus)
     options = engine_flags.options_from_flags(FLAGS)
     engine_flags.check(options, place, FLAGS["bn_updates"])
+    place = options.place_variables(place)
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")
+    flag_checks.check_finite(FLAGS, "num_gpus")
     pointnet2.load_network(FLAGS.model, FLAGS.as_shipped)  # raises if they do not fit
     FLAGS.data_path = os.path.expanduser(FLAGS.data_path)
     make_datasets = {
@@ -315,9 +335,12 @@ def check_flags():
         )
         for split in ("train", "test")
     }
+    folders = []
     for make_dataset in make_datasets.values():
-        make_dataset(rng=np.random.RandomState(0))  # raises what is wrong with the data
-    return place, options, make_datasets
+        dataset = make_dataset(rng=np.random.RandomState(0))
+        modelnet.check_dataset(dataset, NUM_CLASSES)
+        folders += modelnet.folders(dataset)
+    return place, options, make_datasets, folders
 
 
 def reader_settings():
@@ -327,18 +350,31 @@ def reader_settings():
 
 def train(stop):
     """Trains until --max_epoch or a signal."""
-    progress = None
+    found = progress = None
     try:
-        place, options, make_datasets = check_flags()
+        place, options, make_datasets, folders = check_flags()
         directory = checkpoints.prepare_checkpoint_directory(
             FLAGS.log_dir,
             FLAGS.restore,
-            protected=[FLAGS.data_path, os.path.dirname(os.path.abspath(__file__))],
+            protected=[FLAGS.data_path, *folders, os.path.dirname(os.path.abspath(__file__))],
+            flag="--log_dir",
         )
         if FLAGS.restore:
-            progress = read_progress(checkpoints.candidate_checkpoints(directory.path)[0])
+            found = checkpoints.newest_undamaged(directory.path)
+            identify.check_checkpoint(
+                found.prefix,
+                found.shapes,
+                model=FLAGS.model,
+                normal=FLAGS.normal,
+                as_shipped=FLAGS.as_shipped,
+            )
+            progress = read_progress(found.prefix)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    done = progress.epoch if progress else 0
+    if done >= FLAGS.max_epoch:
+        print(f"nothing to do: {done} epochs are done, as --max_epoch={FLAGS.max_epoch} asks for")
+        return
     seed = FLAGS.seed
     if seed is None:
         seed = progress.seed if progress else random.SystemRandom().randrange(2**31)
@@ -353,16 +389,23 @@ def train(stop):
             " about the up axis, small turns, scale, shift, jitter, order of points"
         )
         tf.set_random_seed(seed)
+        bytes_per_batch = 4 * FLAGS.batch_size * (FLAGS.num_point * (6 if FLAGS.normal else 3) + 1)
+        queue_capacity = input_queue.queue_capacity(
+            options.input_queue_size, options.input_queue_megabytes, bytes_per_batch
+        )
         net = TrainGraph(
             place,
             seed=seed,
             options=options,
+            queue_capacity=queue_capacity,
             rate_factor=options.learning_rate_factor(
                 FLAGS.batch_size // place.num_towers, place.num_towers
             ),
             **{name: FLAGS[name].value for name in GRAPH_FLAGS},
         )
-        savers = EpochCheckpoints(directory.path, log.log_string)
+        if options.input == "queue":
+            log.log_string(net.inputs.describe(bytes_per_batch))
+        savers = EpochCheckpoints(directory.path, log.log_string, "--log_dir")
         init = tf.global_variables_initializer()
         graph.finalize()
         for file in (net.network.__file__, __file__):  # as the original does
@@ -371,23 +414,19 @@ def train(stop):
         with tf.Session(config=place.session_config()) as sess:
             sess.run(init)
             restored = None
-            if FLAGS.restore:
+            if found is not None:
                 restored = checkpoints.restore_training(
                     sess,
-                    directory.path,
+                    found.prefix,
                     step_name="batch",
                     describe=identify.describe_checkpoint,
                 )
-                progress = read_progress(restored.prefix)
                 log.log_string(f"Model restored from file: {restored.prefix}")
                 if progress is None:
                     logging.warning("nothing tells the epoch: counting from 0")
             sess.run(net.engine.synchronize)
             progress = progress or Progress(seed)
             progress.seed, progress.settings = seed, reader_settings()
-            if progress.epoch >= FLAGS.max_epoch:
-                log.log_string(f"nothing to do: {progress.epoch} epochs are done")
-                return
             states = None
             if restored is not None:
                 path = restored.prefix + READER_STATE
@@ -416,22 +455,31 @@ def train(stop):
                 stop.defer()
                 towers = place.num_towers
                 smallest = min(2, FLAGS.batch_size // towers) * towers
-                run_epochs(
-                    Run(
-                        sess,
-                        net,
-                        savers,
-                        log,
-                        stop,
-                        progress,
-                        train_batches=modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES),
-                        test_batches=modelnet.SharedBatches(test_readers, towers, NUM_CLASSES),
-                        train_writer=writers[0],
-                        test_writer=writers[1],
-                        state=train_readers.get_state(),
-                        step=restored.step if restored else 0,
-                    )
+                source = input_sources.make_source(
+                    net.inputs,
+                    sess,
+                    modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES).get,
+                    arrays=net.arrays,
+                    keep=lambda batch: {**batch, "points": None},
+                    stop_readers=train_readers.stop,
                 )
+                run = Run(
+                    sess,
+                    net,
+                    savers,
+                    log,
+                    stop,
+                    progress,
+                    source=source,
+                    test_batches=modelnet.SharedBatches(test_readers, towers, NUM_CLASSES),
+                    train_writer=writers[0],
+                    test_writer=writers[1],
+                    state=train_readers.get_state(),
+                    step=restored.step if restored else 0,
+                    first_step=restored.step if restored else 0,
+                )
+                with source:
+                    run_epochs(run)
 
 
 @dataclasses.dataclass
@@ -441,6 +489,7 @@ class Run:
     Attributes:
         state: of the readers, after the last batch that was trained on.
         step: number of training steps.
+        first_step: the same when this run began.
         The others as in `train`.
     """
 
@@ -450,12 +499,13 @@ class Run:
     log: LogFile
     stop: loop.StopSignals
     progress: Progress
-    train_batches: modelnet.SharedBatches
+    source: input_sources.FeedSource
     test_batches: modelnet.SharedBatches
     train_writer: summaries.SummaryWriter
     test_writer: summaries.SummaryWriter
     state: dict
     step: int
+    first_step: int
 
     def checkpoint(self):
         """Arguments of EpochCheckpoints.save."""
@@ -479,6 +529,10 @@ def run_epochs(run):
                 run.savers.save(*run.checkpoint())
     except loop.StopRequested:
         run.log.log_string(f"stopped in epoch {progress.epoch:03d}")
+    except DATA_ERRORS:  # the weights are good
+        if run.step > run.first_step:
+            run.savers.save(*run.checkpoint())
+        raise
     run.savers.save(*run.checkpoint())
 
 
@@ -492,13 +546,13 @@ def train_one_epoch(run):
     clouds, waited, start = 0, 0.0, time.time()
     while not run.progress.trained:
         with run.stop.interruptible():
-            batch, state = run.train_batches.get()
-        waited += run.train_batches.wait_seconds()
+            feed, batch, state = run.source.get()
+        waited += run.source.wait_seconds()
         op = net.train_op if batch["last"] else next(updates)
         fetches = [net.loss, net.pred, net.nonfinite, op]
         if op is net.train_op:
             fetches.append(net.summary_op)
-        loss_val, pred_val, nonfinite, _, *summary = run.sess.run(fetches, net.feed(batch))
+        loss_val, pred_val, nonfinite, _, *summary = run.sess.run(fetches, feed)
         loop.check_finite(nonfinite, net.towers, step=run.step, files=batch["names"])
         if op is net.train_op:
             run.train_writer.add_summary(*summary, run.step)
@@ -547,7 +601,7 @@ def eval_one_epoch(run):
 
 def main(argv):
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]}; every flag starts with --")
+        sys.exit(f"error: unexpected argument {argv[1]}; every flag starts with --")
     loop.run_script(train, STOPPING_ERRORS)
 
 
