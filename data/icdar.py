@@ -37,6 +37,7 @@ from data.icdar_files import (
 from data.icdar_formats import FileError, tell, warn_once
 from data.icdar_labels import generate_rbox
 from data.sample_cache import SampleCache
+from data.sharding import Shard
 from utils.geometry import polygon_area, restore_rectangle, restore_rectangle_rbox, shrink_poly
 
 __all__ = [
@@ -100,15 +101,37 @@ def generator(
     )
 
 
-def make_reader(reader_index, *, seed=None, **keywords):
+def make_reader(reader_index, *, seed=None, worker=0, num_workers=1, **keywords):
     """An `IcdarGenerator` for one of several readers, each with its own random numbers.
 
     `functools.partial(make_reader, seed=..., training_data_path=...)` is what
     `data_util.GeneratorEnqueuer` takes.
+
+    Args:
+      reader_index: from 0.
+      seed: whole number from 0 to 2**32 - 1, the same in all workers; None: others each time.
+      worker, num_workers: which worker's part of every epoch to read, see `data.sharding`. The
+        readers of one number in all workers go through all images together.
+      **keywords: of `IcdarGenerator`.
+
+    Returns:
+      IcdarGenerator.
+
+    Raises:
+      ValueError: several workers without a seed; what IcdarGenerator raises.
     """
     cv2.setNumThreads(1)  # the readers are the threads; OpenCV's own would fight them for the cores
-    rng = np.random.RandomState(None if seed is None else [seed, reader_index])
-    return IcdarGenerator(rng=rng, **keywords)
+    if num_workers == 1:
+        rng = np.random.RandomState(None if seed is None else [seed, reader_index])
+        return IcdarGenerator(rng=rng, **keywords)
+    if seed is None:
+        raise ValueError(
+            f"seed is None with {num_workers} workers; they have to agree about the order; pass a"
+            " whole number"
+        )
+    rng = np.random.RandomState([seed, reader_index, worker])
+    shard = Shard(worker, num_workers, (seed, reader_index))
+    return IcdarGenerator(rng=rng, shard=shard, **keywords)
 
 
 def get_batch(num_workers, *, max_queue_size=24, reader="thread", **keywords):
@@ -169,6 +192,8 @@ class IcdarGenerator:
         in the original.
       seed: of a new random generator; None (and no rng) draws from NumPy's global one.
       rng: numpy.random.RandomState to draw from, in place of a seed.
+      shard: data.sharding.Shard, the part of every epoch to read, or None for all. The order of
+        the images then does not depend on `rng`.
       cache_bytes: of decoded images kept in memory for all generators of this process; the last
         generator made decides.
       image_dtype: numpy.uint8 keeps the images four times smaller.
@@ -196,6 +221,7 @@ class IcdarGenerator:
         empty_annotations="background",
         seed=None,
         rng=None,
+        shard=None,
         cache_bytes=CACHE_BYTES,
         image_dtype=np.float32,
     ):
@@ -228,6 +254,9 @@ class IcdarGenerator:
         self._skip_empty = empty_annotations == "skip"
         self._image_dtype = image_dtype
         self._rng = np.random.RandomState(seed) if seed is not None else random_state(rng)
+        self._shard = shard
+        if shard is not None:
+            shard.indices(len(self._images), 0)  # raises if there are too few images
         _cache.set_limit(cache_bytes)
 
         self._annotations = [None] * len(self._images)  # paths, found when first needed
@@ -253,8 +282,7 @@ class IcdarGenerator:
                     self._end_epoch()
                 if not self._carry_over:
                     batch.clear()
-                self._rng.shuffle(self._index)
-                self._epoch += 1
+                self._begin_epoch()
                 self._position = self._batches = 0
             number = self._index[self._position]
             sample = self._make_sample(number)
@@ -289,10 +317,13 @@ class IcdarGenerator:
             "carry_over": int(self._carry_over),
             "reversed": self._reversed,
             "images": self._fingerprint(),
+            "worker": 0 if self._shard is None else self._shard.worker,
         }
 
     def set_state(self, state):
         """Continues exactly where `get_state` was called, on the same images.
+
+        With another worker's state: in the same epoch, as far on in this worker's own part of it.
 
         Raises:
           ValueError: the state belongs to another list of images.
@@ -321,12 +352,24 @@ class IcdarGenerator:
         self._epochs_without_batch = int(state["epochs_without_batch"])
         self._carry_over = bool(state["carry_over"])
         self._reversed = int(state["reversed"])
+        if self._shard is not None and int(state.get("worker", 0)) != self._shard.worker:
+            self._index = self._shard.indices(len(self._images), self._epoch - 1)
+            self._position = min(self._position, len(self._index))
+            place = [*self._shard.seed, self._shard.worker, self._epoch, self._position]
+            self._rng.seed(place)
 
     def _fingerprint(self):
         names = "\n".join(os.path.basename(path) for path in self._images)
         return hashlib.sha1(names.encode("utf-8", "surrogateescape")).hexdigest()
 
     # ------------------------------------------------------------------------------- one epoch
+
+    def _begin_epoch(self):
+        if self._shard is None:
+            self._rng.shuffle(self._index)
+        else:
+            self._index = self._shard.indices(len(self._images), self._epoch)
+        self._epoch += 1
 
     def _end_epoch(self):
         """Looks back at an epoch: is there enough data to go on, and does a batch get full?"""
@@ -346,10 +389,11 @@ class IcdarGenerator:
         self._epochs_without_batch = 0 if self._batches else self._epochs_without_batch + 1
         if self._carry_over:
             return
-        if usable < self._batch_size or self._epochs_without_batch >= PATIENCE_EPOCHS:
+        share = usable // (1 if self._shard is None else self._shard.num_workers)
+        if share < self._batch_size or self._epochs_without_batch >= PATIENCE_EPOCHS:
             self._carry_over = True
             _say_once(
-                f"{usable} usable images of {self._all()} do not fill a batch of "
+                f"{share} usable images of {self._all()} do not fill a batch of "
                 f"{self._batch_size} in one epoch: images repeat within a batch from now on",
                 logging.WARNING,
             )

@@ -108,7 +108,16 @@ def check_labels(labels, names, num_classes):
 
 
 def make_readers(
-    make_dataset, *, seed, augment, num_readers=1, reader="thread", max_queue_size=8, states=None
+    make_dataset,
+    *,
+    seed,
+    augment,
+    num_readers=1,
+    reader="thread",
+    max_queue_size=8,
+    states=None,
+    worker=0,
+    num_workers=1,
 ):
     """Readers that make the batches of a data set ahead, epoch after epoch.
 
@@ -116,7 +125,10 @@ def make_readers(
       make_dataset: called with `rng=`, returns the data set.
       seed: of the order and the augmentation.
       augment: whether to augment.
-      num_readers, reader, max_queue_size, states: of GeneratorEnqueuer.
+      num_readers, reader, max_queue_size, states: of GeneratorEnqueuer. A state of one worker
+        continues all others as well.
+      worker, num_workers: whose share of the batches to make; `make_dataset` must then give
+        batches for all workers together, see data.point_batches.TrainingBatches.
 
     Returns:
       data_util.GeneratorEnqueuer.
@@ -127,6 +139,8 @@ def make_readers(
         num_readers=num_readers,
         seed=seed,
         augment=augment,
+        worker=worker,
+        num_workers=num_workers,
     )
     return GeneratorEnqueuer(
         make_reader,
@@ -141,7 +155,8 @@ class SharedBatches:
     """Batches of readers, none of them smaller than the towers need, every cloud used once.
 
     The last batch of a file or an epoch may be small. One with fewer than `smallest` clouds joins
-    the batch before it, or, as the first of an epoch, the one after it.
+    the batch before it, or, as the first of an epoch, the one after it; with several workers one of
+    which any of them has fewer, so that all make the same number of batches.
 
     Args:
       readers: data_util.GeneratorEnqueuer over data.point_batches.TrainingBatches.
@@ -170,7 +185,7 @@ class SharedBatches:
         self._next = None
         while not batch["last"]:
             following = self._fetch()
-            if min(len(batch["labels"]), len(following[0]["labels"])) >= self._smallest:
+            if min(batch["fewest"], following[0]["fewest"]) >= self._smallest:
                 self._next = following
                 break
             batch, state = _joined(batch, following[0]), following[1]
@@ -194,4 +209,5 @@ class SharedBatches:
 
 def _joined(first, second):
     arrays = {key: np.concatenate([first[key], second[key]]) for key in ("points", "labels")}
-    return {**second, **arrays, "names": [*first["names"], *second["names"]]}
+    fewest = first["fewest"] + second["fewest"]
+    return {**second, **arrays, "names": [*first["names"], *second["names"]], "fewest": fewest}

@@ -179,13 +179,18 @@ class ModelNetDataset:
             )
         return False
 
-    def next_batch(self, augment=False, *, rng=None):
+    def batch_clouds(self):
+        """Number of clouds of the next batch, readable or not; while there is one."""
+        return min(self.batch_size, len(self.idxs) - self.batch_idx * self.batch_size)
+
+    def next_batch(self, augment=False, *, rng=None, rows=slice(None)):
         """The next batch; call it while `has_next_batch()`.
 
         Args:
           augment: whether to turn, scale, shift, jitter and shuffle (`provider.augment_batch`).
           rng: numpy.random.RandomState for this batch's augmentation and random points; None: the
             data set's.
+          rows: slice of the batch to make.
 
         Returns:
           (points, labels): [B, npoints, 3 or 6] float64, float32 if augmented, and [B] int32; B is
@@ -197,7 +202,7 @@ class ModelNetDataset:
         if not self.more_batches():
             raise StopIteration("the epoch is over; call reset()")
         rng = self._rng if rng is None else rng
-        items = self._batch()
+        items = self._batch(rows)
         self.batch_idx += 1
         self.batch_names = [path for _, _, path in items]
         data = np.zeros((len(items), self.npoints, self.num_channel()))
@@ -244,12 +249,12 @@ class ModelNetDataset:
 
     # -------------------------------------------------------------------------------- clouds
 
-    def _batch(self):
+    def _batch(self, rows=slice(None)):
         """(points, class, path) of each cloud of the next batch that can be read; see `_load`."""
         if self._ready is None or self._ready[0] != self.batch_idx:
             start = self.batch_idx * self.batch_size
             items = []
-            for index in self.idxs[start : start + self.batch_size].tolist():
+            for index in self.idxs[start : start + self.batch_size][rows].tolist():
                 try:
                     items.append((*self._load(index), self.datapath[index][1]))
                 except CloudError as error:

@@ -134,13 +134,18 @@ class ModelNetH5Dataset:
 
     more_batches = has_next_batch
 
-    def next_batch(self, augment=False, *, rng=None):
+    def batch_clouds(self):
+        """Number of clouds of the next batch; after `has_next_batch()`."""
+        return min(self.batch_size, len(self.current_data) - self.batch_idx * self.batch_size)
+
+    def next_batch(self, augment=False, *, rng=None, rows=slice(None)):
         """The next batch; call it while `has_next_batch()`.
 
         Args:
           augment: whether to turn, scale, shift, jitter and shuffle (`provider.augment_batch`).
           rng: numpy.random.RandomState for this batch's augmentation and random points; None: the
             data set's.
+          rows: slice of the batch to make.
 
         Returns:
           (points, labels): [B, npoints, 3] float32 and [B] as stored (uint8), B being what is left
@@ -153,12 +158,12 @@ class ModelNetH5Dataset:
             raise StopIteration("the epoch is over; call reset()")
         rng = self._rng if rng is None else rng
         start = self.batch_idx * self.batch_size
-        data = self._sampled(self.current_data[start : start + self.batch_size], rng)
-        labels = self.current_label[start : start + self.batch_size].copy()
+        data = self._sampled(self.current_data[start : start + self.batch_size][rows], rng)
+        labels = self.current_label[start : start + self.batch_size][rows].copy()
         self.batch_idx += 1
         path = self.h5_files[self.file_idxs[self.current_file_idx - 1]]
-        rows = self._order[start : start + self.batch_size]
-        self.batch_names = [f"{path}[{row}]" for row in rows]
+        numbers = self._order[start : start + self.batch_size][rows]
+        self.batch_names = [f"{path}[{number}]" for number in numbers]
         return (augment_batch(data, rng=rng) if augment else data), labels
 
     def skip_batch(self):
@@ -256,7 +261,7 @@ class ModelNetH5Dataset:
     def _sampled(self, clouds, rng):
         """[B, npoints, 3] copy."""
         available = clouds.shape[1]
-        if self.sampling == "first":
+        if self.sampling == "first" or not len(clouds):
             chosen = clouds[:, : self.npoints].copy()
         else:
             chosen = np.stack(

@@ -46,7 +46,13 @@ class FakeReaders:
         self.clouds += batch["count"]
         points = np.array([int(name[5:]) for name in names], np.float32).reshape(-1, 1, 1)
         labels = np.zeros(len(names), np.uint8)
-        return {"points": points, "labels": labels, "names": names, "last": batch["last"]}
+        return {
+            "points": points,
+            "labels": labels,
+            "names": names,
+            "last": batch["last"],
+            "fewest": batch["count"],
+        }
 
     def get_state(self):
         return self.read
