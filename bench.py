@@ -5,9 +5,10 @@
     python bench.py --list                   groups and their figures
 
 A line has name, value, unit, bar, comparison (how the value should relate to the bar), pass, and
-detail. A figure that misses its bar is a line like any other. The exit code is 1 only where
-something could not be measured. Figures of CPU time are ratios taken in turn in one process; those
-of wall time (in their unit) need a machine that does nothing else.
+detail; bar and pass are null for a figure without a bar. A figure that misses its bar is a line
+like any other. The exit code is 1 only where something could not be measured. Figures of CPU time
+are ratios taken in turn in one process; those of wall time (in their unit) need a machine that does
+nothing else.
 """
 
 import argparse
@@ -69,6 +70,10 @@ GROUPS = {
     ),
     "averaging": Group("tower_figures.averaging", ("average_gradients_k2", "average_gradients_k4")),
     "ops": Group("tower_figures.ops_linear_in_k", ("ops_linear_in_k",)),
+    "build": Group("tower_figures.build_time", ("build_time_linear_in_k",)),
+    "update_modes": Group(
+        "tower_figures.update_modes", ("replicated_k2", "sync_bn_k2"), environment=EIGEN
+    ),
     "east": Group(
         "east_figures.two_towers", ("east_two_towers", "east_two_towers_batch_8"), environment=EIGEN
     ),
@@ -85,6 +90,31 @@ GROUPS = {
     ),
     "input_waiting": Group("input_figures.waiting", ("input_waiting_share",), environment=EIGEN),
     "steps": Group("east_figures.fetches", ("runs_per_step", "bytes_fetched_per_step")),
+    "points": Group(
+        "point_figures.speed", ("fps_1024_to_512", "ball_query_1024_to_512", "three_nn_1024_to_512")
+    ),
+    "points_memory": Group(
+        "point_figures.memory",
+        (
+            "fps_1024_to_512_memory",
+            "ball_query_1024_to_512_memory",
+            "three_nn_1024_to_512_memory",
+        ),
+    ),
+    "points_share": Group("point_training_figures.share", ("sampling_and_grouping_share",)),
+    "points_towers": Group(
+        "point_training_figures.two_towers", ("pointnet2_two_towers",), environment=EIGEN
+    ),
+    "points_towers_onednn": Group(
+        "point_training_figures.two_towers",
+        ("pointnet2_two_towers_onednn",),
+        {"suffix": "_onednn"},
+        ONEDNN,
+    ),
+    "points_ops": Group(
+        "point_training_figures.ops", ("pointnet2_ops_of_a_tower", "pointnet2_ops_in_vain")
+    ),
+    "augmentation": Group("point_figures.augmentation", ("augmentation_32_clouds",)),
 }
 
 

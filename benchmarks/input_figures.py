@@ -10,7 +10,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from benchmarks.measure import Figure, ratio_figure
-from benchmarks.tower_figures import BATCH, CHANNELS, SIDE, one_thread, tower_graph
+from benchmarks.reference_net import (
+    BATCH,
+    CHANNELS,
+    SIDE,
+    logical_cpus,
+    one_thread,
+    start,
+    tower_graph,
+)
 from data.data_util import GeneratorEnqueuer
 from utils.towers import feeding, input_queue, input_sources
 
@@ -37,13 +45,10 @@ class Training:
             slices, _ = made[0].split(feeding.split_equally)
             return made[0].tensors[0], [images for (images,) in slices]
 
-        (graph, _, self._fetches), config = tower_graph(2, make_images=make_images)
-        with graph.as_default():
-            initialize = tf.global_variables_initializer()
-        graph.finalize()
+        training = tower_graph(logical_cpus(2), make_images=make_images)
+        self._fetches = training.fetches
         self._inputs = made[0]
-        self._session = tf.Session(graph=graph, config=limited(config))
-        self._session.run(initialize)
+        self._session = start(training, limited)
 
     def alone(self):
         """Times steps that nobody has to read for; returns the [2] wall and CPU seconds of one."""

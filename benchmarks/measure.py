@@ -19,29 +19,32 @@ class Figure:
         name: as in `python bench.py --list`.
         value: the measured number; NaN where there was nothing to measure.
         unit: for example 'ms CPU', or 'ratio'.
-        comparison: '<=', '<' or '>=': how the value should relate to the bar.
-        bar: number.
+        comparison: '<=', '<' or '>=': how the value should relate to the bar; None without one.
+        bar: number, or None.
         detail: further numbers and words that explain the value.
     """
 
     name: str
     value: float
     unit: str
-    comparison: str
-    bar: float
+    comparison: str | None = None
+    bar: float | None = None
     detail: dict = dataclasses.field(default_factory=dict)
 
     def record(self):
-        """The figure as a dict of JSON values; `pass` says whether it meets its bar."""
+        """The figure as a dict of JSON values; `pass`: whether it meets its bar, if any."""
         value = float(self.value)
         found = math.isfinite(value)
+        passes = None
+        if self.bar is not None:
+            passes = found and bool(COMPARISONS[self.comparison](value, self.bar))
         return {
             "name": self.name,
             "value": float(f"{value:.4g}") if found else None,
             "unit": self.unit,
             "bar": self.bar,
             "comparison": self.comparison,
-            "pass": found and bool(COMPARISONS[self.comparison](value, self.bar)),
+            "pass": passes,
             **({"detail": self.detail} if self.detail else {}),
         }
 
@@ -79,7 +82,7 @@ def interleave(variants, *, rounds=30, warm_up=5, clock=time.process_time, seed=
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def ratio_figure(name, numerator, denominator, comparison, bar, **detail):
+def ratio_figure(name, numerator, denominator, comparison=None, bar=None, **detail):
     """Figure of the median of per-round ratios, with the spread of the rounds as detail.
 
     Args:

@@ -1,38 +1,27 @@
 """Figures of the tower engine on the reference net: what towers cost over a plain graph.
 
-Reference net: 10 convolutions of 16 channels with batch norm on 24 x 24, total batch 8, Adam,
-moving averages of the weights. One inter-op and one intra-op thread.
+One inter-op and one intra-op thread; see `benchmarks.reference_net`.
 """
+
+import functools
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from benchmarks.measure import Figure, interleave, ratio_figure
-from utils.towers import averages, context, devices, gradients, loop, train_op
+from benchmarks.reference_net import (
+    logical_cpus,
+    make_step,
+    make_variable,
+    one_thread,
+    plain_graph,
+    tower_graph,
+)
+from utils.towers import engine_flags, gradients
 
-BATCH, SIDE, CHANNELS, LAYERS = 8, 24, 16, 10
-BN_DECAY, EMA_DECAY, LEARNING_RATE = 0.997, 0.997, 1e-4
 OVERHEAD_BARS = {1: 1.03, 2: 1.10, 4: 1.20}  # towers -> CPU time over the plain graph
-
-
-def one_thread():
-    """Lets every session of this process compute with one inter-op and one intra-op thread.
-
-    The thread pools belong to the process and are made once, by whatever needs them first, so the
-    settings of a session alone come too late. Call this before anything else of TensorFlow.
-
-    Returns:
-        Function that sets the same in a ConfigProto and returns it.
-    """
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-
-    def limited(config):
-        config.intra_op_parallelism_threads = 1
-        config.inter_op_parallelism_threads = 1
-        return config
-
-    return limited
+REPLICATED = engine_flags.EngineOptions(variable_update="replicated")
+SYNC_BN = engine_flags.EngineOptions(sync_bn=True)
 
 
 def tower_overhead(suffix=""):
@@ -50,13 +39,11 @@ def tower_overhead(suffix=""):
         List of Figure.
     """
     limited = one_thread()
-    steps = {"plain": make_step(*plain_graph(1), limited(tf.ConfigProto()))}
+    steps = {"plain": make_step(plain_graph(), limited)}
     for num_towers in OVERHEAD_BARS:
-        graph, config = tower_graph(num_towers)
-        steps[f"towers {num_towers}"] = make_step(*graph, limited(config))
+        steps[f"towers {num_towers}"] = make_step(tower_graph(logical_cpus(num_towers)), limited)
         if num_towers > 1:
-            split = plain_graph(num_towers)
-            steps[f"split {num_towers}"] = make_step(*split, limited(tf.ConfigProto()))
+            steps[f"split {num_towers}"] = make_step(plain_graph(num_towers), limited)
     seconds = interleave(steps)
     figures = []
     for num_towers, bar in OVERHEAD_BARS.items():
@@ -77,6 +64,30 @@ def tower_overhead(suffix=""):
     return figures
 
 
+def update_modes():
+    """CPU time of a step with each update mode over that of the default one, 2 towers.
+
+    The modes: every tower with its own variables and an all-reduce; batch norm over both towers.
+
+    Returns:
+        List of Figure, which have no bar.
+    """
+    limited = one_thread()
+    steps = {
+        name: make_step(tower_graph(logical_cpus(2), options=options), limited)
+        for name, options in (
+            ("default", engine_flags.DEFAULTS),
+            ("replicated_k2", REPLICATED),
+            ("sync_bn_k2", SYNC_BN),
+        )
+    }
+    seconds = interleave(steps)
+    return [
+        ratio_figure(name, seconds[name], seconds["default"])
+        for name in ("replicated_k2", "sync_bn_k2")
+    ]
+
+
 def ops_linear_in_k():
     """Whether the number of ops grows by the same for each further tower.
 
@@ -86,11 +97,33 @@ def ops_linear_in_k():
     Returns:
         List of one Figure.
     """
-    ops = [len(tower_graph(k, batch=12)[0][0].get_operations()) for k in (1, 2, 3, 4)]
-    plain = len(plain_graph(1)[0].get_operations())
+    ops = [count_ops(tower_graph(logical_cpus(k), batch=12)) for k in (1, 2, 3, 4)]
     value = int(np.diff(ops, n=2).max())
-    detail = {"ops_k1_to_k4": ops, "plain": plain}
+    detail = {"ops_k1_to_k4": ops, "plain": count_ops(plain_graph())}
     return [Figure("ops_linear_in_k", value, "ops", "<=", 0, detail)]
+
+
+def build_time():
+    """Whether each further tower takes the same CPU time to build as the ones before it.
+
+    The value is what towers 5 to 8 take over twice what towers 3 and 4 take, each as the difference
+    of whole graphs: 1 where the growth is linear, 1.2 where a part of the order of 20 % of a tower
+    grows with their number. The bar leaves 15 % for the noise of these differences.
+
+    Returns:
+        List of one Figure.
+    """
+    graphs = {k: functools.partial(tower_graph, logical_cpus(k)) for k in (1, 2, 4, 8)}
+    seconds = interleave(graphs, rounds=9, warm_up=1)
+    medians = {k: float(np.median(values)) for k, values in seconds.items()}
+    value = (medians[8] - medians[4]) / (2 * (medians[4] - medians[2]))
+    detail = {"ms_k1_k2_k4_k8": [round(medians[k] * 1e3, 1) for k in graphs], "rounds": 9}
+    return [Figure("build_time_linear_in_k", value, "ratio", "<=", 1.15, detail)]
+
+
+def count_ops(training):
+    """Number of ops of a Training's graph."""
+    return len(training.graph.get_operations())
 
 
 def averaging():
@@ -136,133 +169,14 @@ def averaging():
     return figures
 
 
-def plain_graph(num_parts):
-    """The reference net with plain TensorFlow.
-
-    Args:
-        num_parts: 1 for one batch; more to split it, with shared weights, on one device.
-
-    Returns:
-        (graph, images placeholder, fetches).
-    """
-    with tf.Graph().as_default() as graph:
-        images = tf.placeholder(tf.float32, [BATCH, SIDE, SIDE, CHANNELS])
-        step = _variable("global_step", [], tf.zeros_initializer(), trainable=False)
-        losses = []
-        for part in tf.split(images, num_parts):
-            # Only the last part's batch-norm updates run, as with towers.
-            tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS).clear()
-            with tf.variable_scope("", reuse=bool(losses)):
-                losses.append(reference_loss(part, _assign_moving_average))
-        loss = tf.add_n(losses) * (1.0 / num_parts)
-        opt = tf.train.AdamOptimizer(LEARNING_RATE)
-        apply_gradients = opt.apply_gradients(opt.compute_gradients(loss), global_step=step)
-        variable_averages = tf.train.ExponentialMovingAverage(EMA_DECAY, step)
-        with tf.control_dependencies([apply_gradients]):
-            averages_op = variable_averages.apply(tf.trainable_variables())
-        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-        return graph, images, [tf.group(averages_op, *updates), loss]
-
-
-def tower_graph(num_towers, batch=BATCH, make_images=None):
-    """The reference net with towers, put together as in the training scripts.
-
-    Args:
-        num_towers: number of logical CPUs, each with an equal share of the batch.
-        batch: images of all towers together.
-        make_images: function of Devices that returns the placeholder of a batch and the towers'
-            shares; None for a placeholder that is split.
-
-    Returns:
-        ((graph, images placeholder, fetches), ConfigProto).
-    """
-    place = devices.Devices("CPU", tuple(range(num_towers)))
-    with tf.Graph().as_default() as graph:
-        with tf.device(place.host):
-            if make_images is None:
-                images = tf.placeholder(tf.float32, [batch, SIDE, SIDE, CHANNELS])
-                parts = tf.split(images, num_towers)
-            else:
-                images, parts = make_images(place)
-            step = _variable("global_step", [], tf.zeros_initializer(), trainable=False)
-            opt = tf.train.AdamOptimizer(LEARNING_RATE)
-        towers, tower_grads, losses = [], [], []
-        for i in range(num_towers):
-            with context.tower_context(place, i) as tower:
-                with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0):
-                    loss = reference_loss(parts[i], averages.add_moving_average_update)
-                context.add_loss_term(loss)
-                tower_grads.append(
-                    opt.compute_gradients(loss, aggregation_method=gradients.PAIRWISE)
-                )
-            towers.append(tower)
-            losses.append(loss)
-        with tf.device(place.host):
-            grads = gradients.average_gradients(tower_grads)
-            variable_averages = tf.train.ExponentialMovingAverage(EMA_DECAY, step)
-            train = train_op.build_train_op(opt, grads, step, towers, variable_averages)
-            loss = gradients.add_in_order(losses) * (1.0 / num_towers)
-            nonfinite = loop.first_nonfinite(towers)
-        return (graph, images, [train, loss, nonfinite]), place.session_config()
-
-
-def reference_loss(images, add_update):
-    """Loss of the reference net, with nothing in it that knows of towers.
-
-    Args:
-        images: [batch, 24, 24, 16] float32.
-        add_update: called with (moving average, value of this batch, decay).
-
-    Returns:
-        Scalar.
-    """
-    net = images
-    for number in range(LAYERS):
-        with tf.variable_scope(f"conv{number}"):
-            shape = [3, 3, net.shape[-1], CHANNELS]
-            weights = _variable("weights", shape, tf.glorot_uniform_initializer(seed=number))
-            zeros, ones = tf.zeros_initializer(), tf.ones_initializer()
-            gamma, beta = _variable("gamma", [CHANNELS], ones), _variable("beta", [CHANNELS], zeros)
-            moving_mean = _variable("moving_mean", [CHANNELS], zeros, trainable=False)
-            moving_variance = _variable("moving_variance", [CHANNELS], ones, trainable=False)
-            net = tf.nn.conv2d(net, weights, 1, "SAME")
-            net, mean, variance = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=1e-3)
-            add_update(moving_mean, mean, BN_DECAY)
-            add_update(moving_variance, variance, BN_DECAY)
-            net = tf.nn.relu(net)
-    return tf.reduce_mean(tf.square(net))
-
-
-def make_step(graph, images, fetches, config):
-    """Starts a session of a graph; returns a function that makes one training step."""
-    values = np.random.RandomState(0).uniform(size=images.shape.as_list()).astype(np.float32)
-    with graph.as_default():
-        initialize = tf.global_variables_initializer()
-    graph.finalize()
-    session = tf.Session(graph=graph, config=config)
-    session.run(initialize)
-    return lambda: session.run(fetches, {images: values})
-
-
-def _variable(name, shape, initializer, trainable=True):
-    return tf.get_variable(
-        name, shape, initializer=initializer, trainable=trainable, use_resource=True
-    )
-
-
-def _assign_moving_average(variable, value, decay):
-    update = tf.assign_sub(variable, (variable - value) * (1 - decay))
-    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update.op)
-
-
 def _gradients_in_variables(num_towers):
     """K lists of (gradient, variable); the gradients are values of variables of the same shape."""
     tower_grads = [[] for _ in range(num_towers)]
     for number, shape in enumerate(_resnet_shapes()):
-        variable = _variable(f"v{number}", shape, tf.zeros_initializer())
+        variable = make_variable(f"v{number}", shape, tf.zeros_initializer())
         for tower, grads in enumerate(tower_grads):
             initializer = tf.random_uniform_initializer(seed=tower)
-            held = _variable(f"grad{number}_{tower}", shape, initializer, trainable=False)
+            held = make_variable(f"grad{number}_{tower}", shape, initializer, trainable=False)
             grads.append((held.read_value(), variable))
     return tower_grads
 

@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
 import bench
 from benchmarks import data_figures, measure, reference_labels, tower_figures
+from benchmarks.reference_net import logical_cpus, make_step, plain_graph, tower_graph
 from data import icdar
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,6 +38,11 @@ def test_a_figure_is_compared_with_its_bar(value, comparison, passes):
         "comparison": comparison,
         "pass": passes,
     }
+
+
+def test_a_figure_may_have_no_bar():
+    record = measure.Figure("name", 2.0, "ratio").record()
+    assert record["bar"] is None and record["pass"] is None and record["value"] == 2.0
 
 
 @pytest.mark.parametrize("comparison", measure.COMPARISONS)
@@ -136,9 +141,8 @@ def test_boxes_for_the_suppression_are_as_many_words_as_asked_for():
 
 
 def test_towers_and_the_split_plain_graph_make_the_same_steps():
-    graph, config = tower_figures.tower_graph(2)
-    towers = tower_figures.make_step(*graph, config)
-    plain = tower_figures.make_step(*tower_figures.plain_graph(2), tf.ConfigProto())
+    towers = make_step(tower_graph(logical_cpus(2)))
+    plain = make_step(plain_graph(2))
     losses = [(towers()[1], plain()[1]) for _ in range(4)]
     found, expected = np.transpose(losses)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
