@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests import one_by_one_batch_norm
 from tests.golden_sets import golden_path
 from tests.golden_weights import GoldenWeights
 from utils import pointnet_util, tf_util
@@ -30,24 +31,27 @@ TRAINING_OF_OTHERS = (3e-2, 5e-3)
 GRADIENT = 3e-2  # relative, of l2 norms above the next number
 SMALL_GRADIENT = 1e-4
 MOVING = 1e-3
+# A pooling of all points, then a normalized layer, takes away what this adds, so its gradient is
+# rounding alone; in one set it is just above the number before.
+NO_GRADIENT = "layer3/conv2/bn/beta"
 
-# In training the float32 statistics of TensorFlow's batch norm are off by up to 1e-4, in the
-# original as here, and the networks amplify that: on `pointnet2_sem_seg` the original's logits are
-# 0.04 off those of float64 arithmetic. So the README's tolerance is for most values, and single
-# ones may be off by a few times what changes of the weights by this factor do, if that is more.
-PERTURBATION = 1e-5
-DRAWS = 4
+# Batch norms: the library's, and sums of one float32 after the other as in the golden runs. With
+# these the networks are well within the README's tolerances; logits and losses within this share.
+SUMS = {"library": tf.nn.fused_batch_norm, "one_by_one": one_by_one_batch_norm.fused_batch_norm}
+SHARE = 0.2
+# The library adds in another order. What that changes is amplified most by these two networks,
+# beyond the tolerances: single values may be off by this many times as much.
 TIMES = 5
+ROUGH = ("pointnet2_cls_msg_fixed", "pointnet2_sem_seg")
 MOST_LOGITS = 0.9
-# Where batch norm over two clouds leaves a ReLU of the last layers at its edge, it may open in one
-# computation and not in the other, and the gradients of all layers before change by a quarter (in
-# the original for `pointnet2_cls_msg_fixed` without dropout, against float64). So the gradients
-# have to agree in one of the two modes, with or without dropout, for one of the draws of weights.
 MOST_GRADIENTS = 0.5
+# With the library's sums a ReLU of its last layers opens that is shut in the golden run, and the
+# gradients of all layers before change by a quarter.
+OTHER_RELU = "pointnet2_cls_msg_fixed"
 
 # The README has none for activations. Sums relative, single ones by the largest.
-ACTIVATION_SUMS = {"eval": 1e-4, "train": 1e-3}
-ACTIVATION = {"eval": 1e-4, "train": 1e-2}
+ACTIVATION_SUMS = {"eval": 1e-4, "library": 1e-3, "one_by_one": 1e-4}
+ACTIVATION = {"eval": 1e-4, "library": 1e-2, "one_by_one": 1e-3}
 
 
 class Spy:
@@ -81,7 +85,8 @@ class Spy:
         def noted(*args, scope, **kwargs):
             result = block(*args, scope=scope, **kwargs)
             if isinstance(result, tuple):
-                self.activations[f"{scope}/new_xyz"] = result[0]
+                if result[0] is not None:
+                    self.activations[f"{scope}/new_xyz"] = result[0]
                 self.activations[f"{scope}/new_points"] = result[1]
             else:
                 self.activations[f"{scope}/new_points"] = result
@@ -91,7 +96,17 @@ class Spy:
 
 
 class Forward:
-    """One network with the golden weights, run once in each mode on the golden clouds."""
+    """One network with the golden weights, run on the golden clouds.
+
+    Attributes:
+        activations: "eval" or one of SUMS -> name -> array; of training without dropout.
+        indices: name -> array.
+        outputs: "eval" or (one of SUMS, "train" or "train_masked") -> logits, loss, end_points.
+        gradients: (one of SUMS, "train" or "train_masked") -> variable's name -> array.
+        moving: one of SUMS -> variable's name -> array after one step.
+        variables: (name, shape, dtype, trainable) in the order of creation.
+        evaluation_updates: updates that the network in evaluation registers.
+    """
 
     def __init__(self, name):
         self.name = name
@@ -99,34 +114,36 @@ class Forward:
         self.expected = np.load(golden_path("pointnet2", f"forward_{name}.npz"))
         network = importlib.import_module(f"nets.pointnet2.{self.facts['model']}")
         with tf.Graph().as_default(), tf.Session() as session:
-            outputs, activations = {}, {}
+            outputs, activations, gradients, updates = {}, {}, {}, {}
             self.inputs = self._placeholders(network)
             masks = {
                 scope: tf.placeholder(tf.float32, self.expected[f"dropout_mask_{scope}"].shape)
                 for scope in self.facts["dropout_order"]
             }
             with_dropout = tf.placeholder(tf.bool, [])
-            for mode in ("eval", "train"):
+            for mode in ("eval", *SUMS):
+                seen = len(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
                 with pytest.MonkeyPatch.context() as patch:
                     spy = Spy(patch)
                     spy.watch(network)
                     self._replace_dropout(patch, masks, with_dropout)
-                    with tf.variable_scope(tf.get_variable_scope(), reuse=mode == "train"):
-                        outputs[mode] = self._build(network, mode == "train")
+                    patch.setattr(tf.nn, "fused_batch_norm", SUMS.get(mode, SUMS["library"]))
+                    with tf.variable_scope(tf.get_variable_scope(), reuse=mode != "eval"):
+                        outputs[mode] = self._build(network, mode != "eval")
                 activations[mode] = spy.activations
+                updates[mode] = tf.get_collection(tf.GraphKeys.UPDATE_OPS)[seen:]
                 if mode == "eval":
                     indices = spy.indices
-                    self.evaluation_updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+                else:
+                    found = tf.gradients(outputs[mode]["loss"], tf.trainable_variables())
+                    names = [v.op.name for v in tf.trainable_variables()]
+                    gradients[mode] = dict(zip(names, found))
             self.variables = [
                 (v.op.name, v.shape.as_list(), v.dtype.base_dtype.name, v.trainable)
                 for v in tf.global_variables()
             ]
-            self.losses = tf.get_collection(tf.GraphKeys.LOSSES)
-            trainable = tf.trainable_variables()
-            gradients = tf.gradients(outputs["train"]["loss"], trainable)
-            names = [v.op.name for v in trainable]
+            self.evaluation_updates = updates["eval"]
             moving = {v.op.name: v for v in tf.global_variables() if not v.trainable}
-            updates = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
 
             weights = GoldenWeights("pointnet2")
             weights.load(session, tf.global_variables())
@@ -134,24 +151,20 @@ class Forward:
             feed.update({masks[s]: self.expected[f"dropout_mask_{s}"] for s in masks})
             feed[with_dropout] = True  # without effect
             fetches = (outputs["eval"], activations["eval"], indices)
-            evaluation, self.acts_eval, self.indices = session.run(fetches, feed)
-            self.outputs, self.gradients = {"eval": evaluation}, {}
-
-            def train(mode, *fetches):
-                feed[with_dropout] = mode == "train_masked"
-                output, found, *others = session.run((outputs["train"], gradients, *fetches), feed)
-                return output, dict(zip(names, found)), *others
-
-            *found, self.acts_train, _ = train("train", activations["train"], updates)
-            self.outputs["train"], self.gradients["train"] = found
-            self.moving = session.run(moving)
-            found = train("train_masked")
-            self.outputs["train_masked"], self.gradients["train_masked"] = found
-            self.perturbed = {"train": [], "train_masked": []}  # mode -> (output, gradients) a draw
-            for draw in range(DRAWS):
-                weights.load(session, trainable, PERTURBATION, seed=draw)
-                for mode, results in self.perturbed.items():
-                    results.append(train(mode))
+            evaluation, in_evaluation, self.indices = session.run(fetches, feed)
+            self.outputs, self.activations = {"eval": evaluation}, {"eval": in_evaluation}
+            self.gradients, self.moving = {}, {}
+            for sums in SUMS:
+                weights.load(session, moving.values())
+                fetches = outputs[sums], gradients[sums]
+                feed[with_dropout] = True
+                found = session.run(fetches, feed)
+                self.outputs[sums, "train_masked"], self.gradients[sums, "train_masked"] = found
+                feed[with_dropout] = False
+                fetches = (*fetches, activations[sums], updates[sums])
+                *found, self.activations[sums], _ = session.run(fetches, feed)
+                self.outputs[sums, "train"], self.gradients[sums, "train"] = found
+                self.moving[sums] = session.run(moving)
 
     def _placeholders(self, network):
         """Golden array name -> placeholder, in the order in which the network gives them."""
@@ -242,27 +255,29 @@ def test_golden_evaluation(forward):
 
 
 @pytest.mark.parametrize("mode", ["train", "train_masked"])
-def test_golden_training(forward, mode):
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_training(forward, sums, mode):
     tolerances = TRAINING.get(forward.name, TRAINING_OF_OTHERS)
+    times = {"one_by_one": SHARE, "library": TIMES if forward.name in ROUGH else 1}[sums]
     for key, tolerance in zip(("logits", "loss"), tolerances):
-        found = forward.outputs[mode][key]
-        errors = np.abs(found - forward.expected[f"{key}_{mode}"])
-        spread = max(np.abs(found - output[key]).max() for output, _ in forward.perturbed[mode])
-        bound = tolerance if forward.name in TRAINING else max(tolerance, TIMES * spread)
-        assert errors.max() <= bound, key
+        errors = np.abs(forward.outputs[sums, mode][key] - forward.expected[f"{key}_{mode}"])
+        assert errors.max() <= times * tolerance, key
         assert key == "loss" or np.quantile(errors, MOST_LOGITS) <= tolerance, key
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("mode", ["eval", *SUMS])
 def test_golden_activations_and_end_points(forward, mode):
-    found = getattr(forward, f"acts_{mode}")
-    expected = forward.facts[f"acts_{mode}"]
-    assert found.keys() == expected.keys()
-    end_points = forward.outputs[mode]["end_points"]
+    found = forward.activations[mode]
+    kind = "eval" if mode == "eval" else "train"
+    expected = forward.facts[f"acts_{kind}"]
+    assert found.keys() <= expected.keys()
+    # Classifiers leave out the origin, the centre of the group of all points.
+    assert expected.keys() - found.keys() <= {"layer3/new_xyz"}
+    end_points = forward.outputs["eval" if mode == "eval" else (mode, "train")]["end_points"]
     assert sorted(end_points) == forward.facts["end_points"]
-    found.update(end_points)
-    for name, entry in {**expected, **forward.facts[f"end_points_{mode}"]}.items():
-        value, tolerance = found[name], ACTIVATION_SUMS[mode]
+    for name, value in {**found, **end_points}.items():
+        entry = {**expected, **forward.facts[f"end_points_{kind}"]}[name]
+        tolerance = ACTIVATION_SUMS[mode]
         assert list(value.shape) == entry["shape"], name
         total, abs_sum, l2 = summary(value)
         np.testing.assert_allclose(abs_sum, entry["abs_sum"], tolerance, err_msg=name)
@@ -274,45 +289,39 @@ def test_golden_activations_and_end_points(forward, mode):
         )
 
 
-def gradient_errors(forward, mode):
-    """Relative errors of the gradients' l2 norms.
-
-    Returns:
-        errors: array, a row for the weights as they are and for each draw of perturbed ones.
-        spread: the largest relative change that these draws made.
-    """
-    expected = forward.facts[f"grads_{mode}"]
-    assert forward.gradients[mode].keys() == expected.keys()
+def gradient_errors(forward, sums, mode):
+    """Relative errors of the gradients' l2 norms, those left out that are rounding alone."""
+    expected, found = forward.facts[f"grads_{mode}"], forward.gradients[sums, mode]
+    assert found.keys() == expected.keys()
     names = [
         name
         for name, entry in expected.items()
         if entry["l2"] > SMALL_GRADIENT
-        and not (name.endswith("/biases") and has_batch_norm(name, expected))  # rounding alone
+        and not (name == NO_GRADIENT and entry["l2"] < 2 * SMALL_GRADIENT)
+        and not (name.endswith("/biases") and has_batch_norm(name, expected))
     ]
     assert len(names) > len(expected) / 2  # one in four is the bias of a normalized layer
-    rows = [forward.gradients[mode], *(gradients for _, gradients in forward.perturbed[mode])]
-    found = np.array([[summary(gradients[name])[2] for name in names] for gradients in rows])
-    errors = np.abs(found / [expected[name]["l2"] for name in names] - 1)
-    return errors, np.abs(found / found[0] - 1).max()
+    return np.array([abs(summary(found[name])[2] / expected[name]["l2"] - 1) for name in names])
 
 
-def test_golden_gradients(forward):
-    modes = [gradient_errors(forward, mode) for mode in ("train", "train_masked")]
-    if forward.name in TRAINING:
-        assert all(errors[0].max() <= GRADIENT for errors, _ in modes)
-    agree = [
-        np.quantile(row, MOST_GRADIENTS) <= GRADIENT and row.max() <= max(GRADIENT, TIMES * spread)
-        for errors, spread in modes
-        for row in errors
-    ]
-    assert any(agree), [(np.median(errors, 1), errors.max(1), spread) for errors, spread in modes]
+@pytest.mark.parametrize("mode", ["train", "train_masked"])
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_gradients(forward, sums, mode):
+    if sums == "library" and forward.name == OTHER_RELU:
+        pytest.skip("with the library's sums another ReLU opens; see OTHER_RELU")
+    errors = gradient_errors(forward, sums, mode)
+    exact = sums == "one_by_one" or forward.name in TRAINING
+    assert errors.max() <= (GRADIENT if exact else TIMES * GRADIENT)
+    assert np.quantile(errors, MOST_GRADIENTS) <= GRADIENT
 
 
-def test_golden_moving_statistics_after_one_step(forward):
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_moving_statistics_after_one_step(forward, sums):
     expected = forward.facts["moving_after_one_training_forward"]
-    assert forward.moving.keys() == expected.keys()
+    assert forward.moving[sums].keys() == expected.keys()
     assert forward.evaluation_updates == []
+    tolerance = MOVING * (SHARE if sums == "one_by_one" else 1)
     for name, entry in expected.items():
-        total, abs_sum, _ = summary(forward.moving[name])
-        np.testing.assert_allclose(abs_sum, entry["abs_sum"], MOVING, err_msg=name)
-        assert abs(total - entry["sum"]) <= MOVING * entry["abs_sum"], name
+        total, abs_sum, _ = summary(forward.moving[sums][name])
+        np.testing.assert_allclose(abs_sum, entry["abs_sum"], tolerance, err_msg=name)
+        assert abs(total - entry["sum"]) <= tolerance * entry["abs_sum"], name

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests import one_by_one_batch_norm
 from utils import pointnet_util, tf_util
 
 MODES = (True, False)
@@ -122,6 +123,33 @@ def test_batch_norm_by_hand(shape, tensor):
             moving = mean * 0.7 + batch[0] * 0.3, variance**2 * 0.7 + corrected * 0.3
         np.testing.assert_allclose(variables["bn/moving_mean"], moving[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(variables["bn/moving_variance"], moving[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [[2, 1, 1, 3], [2, 5, 4, 3]], ids=["two rows", "many rows"])
+def test_batch_norm_with_sums_one_by_one_is_the_librarys_but_for_rounding(shape, monkeypatch):
+    inputs, values = sample(shape) * 2 + 1, [("bn/gamma", sample([3], 1) + 2)]
+
+    def build():
+        image = tf.constant(inputs)
+        outputs = tf_util.batch_norm(image, True, 0.7, "bn")
+        targets = [image, *tf.trainable_variables()]
+        return outputs, tf.gradients(outputs * sample(shape, 2), targets)
+
+    library = run_layer(build, updates=True, values=values)
+    monkeypatch.setattr(tf.nn, "fused_batch_norm", one_by_one_batch_norm.fused_batch_norm)
+    one_by_one = run_layer(build, updates=True, values=values)
+    for found, expected in zip(tf.nest.flatten(one_by_one), tf.nest.flatten(library), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [3, 64])
+def test_sums_one_by_one_round_after_each_value(channels):
+    rows = sample([20000, channels]) + 5
+    expected = np.zeros(channels, np.float32)
+    for row in rows:
+        expected += row
+    np.testing.assert_array_equal(one_by_one_batch_norm.one_by_one_sum(rows), expected)
+    assert np.abs(expected - rows.sum(axis=0, dtype=np.float64)).max() > 1e-2
 
 
 def test_batch_norm_decay_is_nine_tenths_unless_given():
@@ -244,12 +272,13 @@ def test_group_of_all_points():
     np.testing.assert_array_equal(alone, xyz[:, None])
 
 
+@pytest.mark.parametrize("features_only", [False, True])
 @pytest.mark.parametrize("pooling", pointnet_util.POOLINGS)
-def test_pooling_by_hand(pooling):
+def test_pooling_by_hand(pooling, features_only):
     xyz, points = sample([2, 7, 3]), sample([2, 7, 4], 1)
 
     def build():
-        return pointnet_util.pointnet_sa_module(
+        new_xyz, new_points, idx = pointnet_util.pointnet_sa_module(
             tf.constant(xyz),
             tf.constant(points),
             npoint=None,
@@ -262,7 +291,10 @@ def test_pooling_by_hand(pooling):
             bn_decay=None,
             scope="layer",
             pooling=pooling,
-        )[1]
+            features_only=features_only,
+        )
+        assert [tensor is None for tensor in (new_xyz, idx)] == [features_only] * 2
+        return new_points
 
     both = np.concatenate([xyz, points], axis=2)
     weights = np.exp(-5 * np.linalg.norm(xyz, axis=2, keepdims=True))
