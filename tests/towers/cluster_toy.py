@@ -106,11 +106,10 @@ def main(
             print("served", flush=True)
             sys.exit(0)
         place = devices.Devices("CPU", tuple(range(towers)))
+        options = engine_flags.EngineOptions(**options)
         if cluster:
-            place = cluster.devices(place)
-        options = engine_flags.EngineOptions(
-            ps_hosts=ps_hosts, worker_hosts=worker_hosts, **options
-        )
+            options, place = cluster.options(options), cluster.devices(place)
+        place = options.place_variables(place)
         loop.run_script(
             functools.partial(train, cluster, place, options, steps, timeout, folder, save_every),
             (ClusterError, checkpoints.CheckpointError),

@@ -242,6 +242,10 @@ DO_NOT_MIX = {
         ("sync_bn", "xla"),
         ("sync_bn", "recompute"),
         ("sync_bn", "bn_updates"),
+        *itertools.product(
+            ("input", "input_queue_size", "input_queue_megabytes"),
+            ("ps_hosts", "async_updates", "backup_workers"),
+        ),
         ("compute_dtype", "ps_hosts"),
         ("compute_dtype", "async_updates"),
         ("compute_dtype", "backup_workers"),
@@ -315,3 +319,21 @@ def test_flags_give_the_options():
         clip_norm=2.5,
         variable_update="replicated",
     )
+
+
+def test_workers_without_parameter_servers_must_be_replicated():
+    place = devices.Devices("CPU", (0, 1))
+    alone = EngineOptions(worker_hosts=("a:1", "b:1"))
+    with pytest.raises(ValueError, match="add --variable_update=replicated or --ps_hosts"):
+        engine_flags.check(alone, place, BnUpdates())
+    engine_flags.check(
+        EngineOptions(worker_hosts=("a:1", "b:1"), variable_update="replicated"), place, BnUpdates()
+    )
+
+
+def test_backup_workers_must_leave_one_to_wait_for():
+    place = devices.Devices("CPU", (0, 1))
+    hosts = {"ps_hosts": ("p:1",), "worker_hosts": ("a:1", "b:1")}
+    engine_flags.check(EngineOptions(backup_workers=1, **hosts), place, BnUpdates())
+    with pytest.raises(ValueError, match="--backup_workers=2 leaves none of 2 workers"):
+        engine_flags.check(EngineOptions(backup_workers=2, **hosts), place, BnUpdates())

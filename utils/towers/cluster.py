@@ -10,7 +10,9 @@ variable TF_CONFIG, or by --ps_hosts, --worker_hosts, --job_name and --task_inde
     if cluster and cluster.is_parameter_server:
         return cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
     if cluster:
-        place = cluster.devices(place)
+        options, place = cluster.options(options), cluster.devices(place)
+    engine_flags.check(options, place, ...)
+    place = options.place_variables(place)
 
 Worker 0 is the chief: it alone initialises or restores the variables, saves and writes summaries.
 """
@@ -85,6 +87,20 @@ class Cluster:
     def signature(self):
         """Text that is equal in all processes that can work together."""
         return json.dumps({"cluster": self.definition(), "tensorflow": tf.__version__})
+
+    def options(self, options):
+        """EngineOptions with this cluster's hosts, wherever they were described.
+
+        Args:
+            options: utils.towers.engine_flags.EngineOptions.
+        """
+        return dataclasses.replace(
+            options,
+            ps_hosts=self.ps_hosts,
+            worker_hosts=self.worker_hosts,
+            job_name=self.job,
+            task_index=self.task,
+        )
 
     def devices(self, place, balance="bytes"):
         """The towers of this worker: `place` with the names that its devices have in the cluster.

@@ -39,6 +39,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from utils.towers import cluster_hosts, cluster_server, collectives, loop
+from utils.towers.checkpoint_contents import reason
 from utils.towers.cluster import PS, WORKER, ClusterError
 
 COLLECTION = "cluster"  # variables that workers tell each other things with
@@ -233,8 +234,7 @@ class _ClusterSession:
 
     def _close(self):
         if self.session is not None:
-            with contextlib.suppress(tf.errors.OpError):
-                self.session.close()
+            _close_in_background(self.session)
             self.session = None
 
 
@@ -336,12 +336,10 @@ class ParameterServerSession(_ClusterSession):
             ClusterError: one cannot or has not.
         """
         self._watch.wait_until_reachable()
-        config = self._new_config()
-        config.operation_timeout_in_ms = int(1000 * _CALL_SECONDS)
         deadline = time.monotonic() + max(self._timeout, _CALL_SECONDS)
         while True:
             try:
-                with tf.Session(self._server.target, self._graph, config) as session:
+                with self._short_session() as session:
                     signatures = session.run(self._ops["signatures"])
                 break
             except _LOST as error:
@@ -350,7 +348,7 @@ class ParameterServerSession(_ClusterSession):
                         self._cluster.describe(PS, task) for task in range(len(self._mailboxes))
                     )
                     raise ClusterError(
-                        f"not all of {names} answer as parameter servers ({_first_line(error)});"
+                        f"not all of {names} answer as parameter servers ({reason(error)});"
                         " check that these ports are theirs"
                     ) from error
                 self._watch.wait_until_reachable()
@@ -408,9 +406,10 @@ class ParameterServerSession(_ClusterSession):
             while True:
                 session.run(self._sync.aggregate_op)
         except (tf.errors.OpError, RuntimeError) as error:  # RuntimeError: the session is closed
-            self._update_error = error
-            with contextlib.suppress(tf.errors.OpError, RuntimeError):
-                session.run(self._sync.close_op)
+            if session is self.session:
+                self._update_error = error
+                with contextlib.suppress(tf.errors.OpError, RuntimeError):
+                    session.run(self._sync.close_op)
 
     def _recover(self, error):
         """After a lost session: returns when there is a new one.
@@ -429,10 +428,10 @@ class ParameterServerSession(_ClusterSession):
             seconds = time.monotonic() - self._failing_since
             if seconds > self._timeout + _CALL_SECONDS:
                 raise ClusterError(
-                    f"no step for {seconds:.0f} seconds ({_first_line(error)}); look at the output"
-                    " of the other processes"
+                    f"no step for {seconds:.0f} seconds ({type(error).__name__}); look at the"
+                    " output of the other processes"
                 ) from error
-            logging.warning("the session is lost (%s); beginning again", _first_line(error))
+            logging.warning("the session is lost (%s); beginning again", type(error).__name__)
             self._close()
             try:
                 return self._start()
@@ -461,37 +460,42 @@ class ParameterServerSession(_ClusterSession):
             with contextlib.suppress(tf.errors.OpError):
                 self.session.run(self._sync.close_op)
         else:
-            self.session.close()
+            _close_in_background(self.session)
 
     # -------------------------------------------------------------------------------------- end
 
     def _leave(self, failed):
         """Tells the others: that the run ends, if it does, and that this worker is done."""
-        if self.session is not None:
+        self._close()
+        self._watch.missing()
+        if not self._watch.has_servers():
+            return
+        with self._short_session() as session, contextlib.suppress(tf.errors.OpError):
             if failed or self._error or self._stop.requested:
                 who = self._cluster.describe(WORKER, self._cluster.task)
-                self._tell(self._ops["set stopped"], {self._text: who})
+                session.run(self._ops["set stopped"], {self._text: who})
                 if self._sync:
-                    self._tell(self._sync.close_op)
-            for done in self._ops["done"]:
-                self._tell(done)
-        self._close()
+                    session.run(self._sync.close_op)
+            session.run(self._ops["done"])
 
     def _close(self):
+        self._aggregator = None  # ends with its session
         super()._close()
-        if self._aggregator:
-            self._aggregator.join()
-            self._aggregator = None
 
     def _ask(self, what):
         options = tf.RunOptions(timeout_in_ms=int(1000 * _CALL_SECONDS))
         return self.session.run(self._ops[what], options=options)
 
-    def _tell(self, op, feed=None):
-        """Runs an op, unless the parameter server is gone."""
-        options = tf.RunOptions(timeout_in_ms=int(1000 * _CALL_SECONDS))
-        with contextlib.suppress(tf.errors.OpError, RuntimeError):
-            self.session.run(op, feed, options)
+    @contextlib.contextmanager
+    def _short_session(self):
+        """A session for questions that a parameter server answers at once, if it is one."""
+        config = self._new_config()
+        config.operation_timeout_in_ms = int(1000 * _CALL_SECONDS)
+        session = tf.Session(self._server.target, graph=self._graph, config=config)
+        try:
+            yield session
+        finally:
+            _close_in_background(session)
 
     def _new_config(self):
         config = tf.ConfigProto()
@@ -591,11 +595,11 @@ class AllReduceSession(_ClusterSession):
                 break
             time.sleep(_PAUSE_SECONDS)
         names = ", ".join(self._cluster.describe(*name) for name in missing) or "a worker"
-        lost = self._lost or f"{names} ended in the middle of the run ({_first_line(error)})"
+        lost = self._lost or f"{names} ended in the middle of the run ({type(error).__name__})"
         return f"{lost}; nothing was saved since the last checkpoint, start all with --restore"
 
     def _break_step(self):
-        self.session.close()
+        _close_in_background(self.session)
 
     def _leave(self, failed):
         self._close()
@@ -613,5 +617,11 @@ def _variable(name, dtype, value):
     )
 
 
-def _first_line(error):
-    return error.message.strip().partition("\n")[0]
+def _close_in_background(session):
+    """Closes a session; that waits as long as a parameter server that it had is gone."""
+
+    def close():
+        with contextlib.suppress(tf.errors.OpError):
+            session.close()
+
+    threading.Thread(target=close, name="closing a session", daemon=True).start()

@@ -98,6 +98,7 @@ class Engine:
         """What layers in a tower that trains must know."""
         synchronized = self._options.sync_bn
         return layer_options.LayerOptions(
+            compute_dtype=tf.as_dtype(self._options.compute_dtype),
             sum_over_towers=self._group.sum_over_towers(index) if synchronized else None
         )
 
@@ -105,14 +106,18 @@ class Engine:
         """Number that tells a tower's random draws from all others of the same update.
 
         Args:
-            index: number of the tower.
+            index: number of the tower in this worker.
 
         Returns:
             An int, or an int32 scalar tensor where an update has several batches.
         """
+        towers = self._place.num_towers
+        if self._cluster:
+            index += towers * self._cluster.task
+            towers *= self._cluster.num_workers
         if self._accumulators is None:
             return index
-        return index + self._place.num_towers * self._accumulators.samples_before
+        return index + towers * self._accumulators.samples_before
 
     def compute_gradients(self, loss):
         """Gradients of a tower's loss; called inside the tower.

@@ -308,6 +308,11 @@ REFUSED = (
         " servers do not agree; use --compute_dtype=bfloat16",
     ),
     (
+        *("input", _is("input", "queue"), "ps_hosts", _is("ps_hosts")),
+        "--input=queue fills one session, and parameter servers that begin anew need another; use"
+        " --input=feed with --ps_hosts",
+    ),
+    (
         *("recompute", _is("recompute", True), "xla", _is("xla", True)),
         "--recompute has no effect on what --xla compiles; drop one of them",
     ),
@@ -340,6 +345,16 @@ def check(options, place, bn_updates):
         raise ValueError(
             "--local_parameter_device=gpu needs a GPU, and none is visible; use"
             " --local_parameter_device=cpu"
+        )
+    if options.worker_hosts and not options.ps_hosts and not options.replicated:
+        raise ValueError(
+            "workers without parameter servers have the variables themselves; add"
+            " --variable_update=replicated or --ps_hosts"
+        )
+    if options.worker_hosts and options.backup_workers >= len(options.worker_hosts):
+        raise ValueError(
+            f"--backup_workers={options.backup_workers} leaves none of"
+            f" {len(options.worker_hosts)} workers to wait for; pass a smaller number"
         )
     if not options.ps_hosts:
         for field in ("async_updates", "backup_workers"):
