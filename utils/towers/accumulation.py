@@ -41,7 +41,9 @@ class Accumulators:
         """
         with tf.device(self._place.host):
             all_samples = self._seen_before + self._samples
-        adds, totals = [self._seen.assign_add(self._samples, read_value=False)], []
+        with tf.control_dependencies([self._seen_before]):  # what it was before this batch
+            adds = [self._seen.assign_add(self._samples, read_value=False)]
+        totals = []
         for tower, grads in enumerate(tower_grads):
             totals.append([])
             for grad, variable in grads:
