@@ -4,6 +4,7 @@ Wall times, with readers that sleep: they need a machine that does nothing else.
 """
 
 import functools
+import itertools
 import time
 
 import numpy as np
@@ -25,7 +26,8 @@ from utils.towers import feeding, input_queue, input_sources
 SPECS = [("images", tf.float32, [None, SIDE, SIDE, CHANNELS])]
 SETTLE, STEPS = 6, 20  # steps of a round before and within the measured time
 OVERLAP_BARS = {"half": (0.5, 1.05), "nine_tenths": (0.9, 1.10)}  # of a step, and the figure's bar
-STALL = 2.0  # of a step
+# A stall as long as the measured steps, in a batch that is asked for and used within them.
+STALLED_BATCH = SETTLE + STEPS // 2
 
 
 class Training:
@@ -56,10 +58,10 @@ class Training:
         return self._timed(lambda: self._session.run(self._fetches, feed))
 
     def with_reader(self, seconds):
-        """Times steps with a reader that sleeps before each batch.
+        """Times steps with a reader that sleeps.
 
         Args:
-            seconds: of sleep.
+            seconds: function of the number of a batch that returns the sleep before it, in seconds.
 
         Returns:
             (times, waiting): [2] wall and CPU seconds of a step, and the share of the time that
@@ -116,7 +118,7 @@ def overlap(rounds=15):
         before = trainings["feed"].alone()
         for name, (share, _) in OVERLAP_BARS.items():
             for mode, training in trainings.items():
-                measured, _ = training.with_reader(share * before[0])
+                measured, _ = training.with_reader(_always(share * before[0]))
                 times.setdefault((name, mode), []).append(measured)
         alone.append((before + trainings["feed"].alone()) / 2)
     alone = np.array(alone)
@@ -139,12 +141,13 @@ def overlap(rounds=15):
     return figures
 
 
-def waiting(rounds=7):
+def waiting(rounds=15):
     """Whether the share of waiting that the log shows is that of injected stalls.
 
-    A reader sleeps for two steps before each batch, so that half of the time is waiting. What is
-    true is taken from the wall time alone: one less the step alone over the step with this reader.
-    The value is the larger difference of the two modes, each the size of the rounds' median.
+    A reader sleeps before one of the batches for as long as all measured steps take, of which the
+    batches that wait hide a part. What is true is taken from the wall time alone: one less the step
+    alone over the step with this reader. The value is the larger difference of the two modes, each
+    the size of the rounds' median.
 
     Args:
         rounds: measured rounds.
@@ -160,12 +163,16 @@ def waiting(rounds=7):
     for _ in range(rounds):
         for mode, training in trainings.items():
             before = training.alone()[0]
-            times, share = training.with_reader(STALL * before)
+            times, share = training.with_reader(_once(STEPS * before))
             true = 1 - (before + training.alone()[0]) / 2 / times[0]
             differences.setdefault(mode, []).append(share - true)
             shares.setdefault(mode, []).append(share)
     value = max(abs(np.median(values)) for values in differences.values())
-    detail = {f"share_{mode}": round(np.median(values), 3) for mode, values in shares.items()}
+    detail = {
+        f"{name}_{mode}": round(np.median(values), 3)
+        for name, found in (("share", shares), ("difference", differences))
+        for mode, values in found.items()
+    }
     return [Figure("input_waiting_share", value, "share of time", "<=", 0.05, detail)]
 
 
@@ -173,8 +180,16 @@ def _batch():
     return np.random.RandomState(0).uniform(size=[BATCH, SIDE, SIDE, CHANNELS]).astype(np.float32)
 
 
+def _always(seconds):
+    return lambda number: seconds
+
+
+def _once(seconds):
+    return lambda number: seconds if number == STALLED_BATCH else 0.0
+
+
 def _sleeping_reader(unused_index, seconds):
     batch = _batch()
-    while True:
-        time.sleep(seconds)
+    for number in itertools.count():
+        time.sleep(seconds(number))
         yield batch
