@@ -68,6 +68,27 @@ GROUPS = {
         {"suffix": "_onednn"},
         ONEDNN,
     ),
+    "equality": Group(
+        "strategy_figures.equality",
+        ("equality_k2", "equality_k4", "equality_sync_bn_k2", "equality_sync_bn_k4"),
+        environment=EIGEN,
+    ),
+    "mirrored": Group(
+        "strategy_figures.mirrored",
+        (
+            "mirrored_strategy_k2_time",
+            "mirrored_strategy_k2_ops",
+            "mirrored_strategy_k4_time",
+            "mirrored_strategy_k4_ops",
+        ),
+        environment=EIGEN,
+    ),
+    "mirrored_onednn": Group(
+        "strategy_figures.mirrored",
+        ("mirrored_strategy_k2_onednn_time", "mirrored_strategy_k4_onednn_time"),
+        {"suffix": "_onednn"},
+        ONEDNN,
+    ),
     "averaging": Group("tower_figures.averaging", ("average_gradients_k2", "average_gradients_k4")),
     "ops": Group("tower_figures.ops_linear_in_k", ("ops_linear_in_k",)),
     "build": Group("tower_figures.build_time", ("build_time_linear_in_k",)),

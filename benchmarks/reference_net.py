@@ -61,12 +61,18 @@ def logical_cpus(num_towers):
     return devices.Devices("CPU", tuple(range(num_towers)))
 
 
-def plain_graph(num_parts=1, normalized=True):
+def adam():
+    """The optimizer of the reference net."""
+    return tf.train.AdamOptimizer(LEARNING_RATE)
+
+
+def plain_graph(num_parts=1, *, normalized=True, make_optimizer=adam):
     """The reference net with plain TensorFlow.
 
     Args:
         num_parts: 1 for one batch; more to split it, with shared weights, on one device.
         normalized: whether it has batch norm.
+        make_optimizer: function without arguments that makes a tf.train.Optimizer.
 
     Returns:
         Training; the last fetch is the loss.
@@ -81,7 +87,7 @@ def plain_graph(num_parts=1, normalized=True):
             with tf.variable_scope("", reuse=bool(losses)):
                 losses.append(reference_loss(part, _assign_moving_average, normalized))
         loss = tf.add_n(losses) * (1.0 / num_parts)
-        opt = tf.train.AdamOptimizer(LEARNING_RATE)
+        opt = make_optimizer()
         apply_gradients = opt.apply_gradients(opt.compute_gradients(loss), global_step=step)
         variable_averages = tf.train.ExponentialMovingAverage(EMA_DECAY, step)
         with tf.control_dependencies([apply_gradients]):
@@ -91,7 +97,13 @@ def plain_graph(num_parts=1, normalized=True):
 
 
 def tower_graph(
-    place, batch=BATCH, make_images=None, *, options=engine_flags.DEFAULTS, normalized=True
+    place,
+    batch=BATCH,
+    make_images=None,
+    *,
+    options=engine_flags.DEFAULTS,
+    normalized=True,
+    make_optimizer=adam,
 ):
     """The reference net with towers, put together as in the training scripts.
 
@@ -101,7 +113,7 @@ def tower_graph(
         make_images: function of Devices that returns the placeholder of a batch and the towers'
             shares; None for a placeholder that is split.
         options: utils.towers.engine_flags.EngineOptions.
-        normalized: whether the net has batch norm.
+        normalized, make_optimizer: see `plain_graph`.
 
     Returns:
         Training; its fetches are the train op, the loss, and where a loss is not finite.
@@ -114,13 +126,7 @@ def tower_graph(
                 parts = tf.split(images, place.num_towers)
             else:
                 images, parts = make_images(place)
-            engine = Engine(
-                place,
-                options,
-                lambda: tf.train.AdamOptimizer(LEARNING_RATE),
-                global_step(),
-                images,
-            )
+            engine = Engine(place, options, make_optimizer, global_step(), images)
         towers, tower_grads, losses = [], [], []
         for i in range(place.num_towers):
             with engine.tower(i) as tower:
