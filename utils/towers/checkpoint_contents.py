@@ -14,6 +14,8 @@ import tensorflow.compat.v1 as tf
 from utils.towers import checkpoint_files
 from utils.towers.checkpoint_files import CheckpointError
 
+# Collection of the global variables that only some settings have: a checkpoint may lack them.
+OPTIONAL_VARIABLES = "optional_variables"
 AVERAGE_SUFFIX = "/ExponentialMovingAverage"  # as tf.train.ExponentialMovingAverage names them
 
 # A truncated shard raises IndexError, an unreadable type ValueError, most others OpError.

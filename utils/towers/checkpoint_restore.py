@@ -13,6 +13,7 @@ from absl import logging
 
 from utils.towers.checkpoint_contents import (
     AVERAGE_SUFFIX,
+    OPTIONAL_VARIABLES,
     CheckpointReader,
     DamagedCheckpointError,
     compare,
@@ -99,8 +100,11 @@ def newest_undamaged(path):
 def restore_training(session, path, variables=None, step_name="global_step", describe=None):
     """Restores every variable, to go on with a training.
 
+    Variables of the collection OPTIONAL_VARIABLES keep their values where the checkpoint lacks
+    them, so these have to be initialised.
+
     Args:
-        session: session of the graph; its variables need not be initialised.
+        session: session of the graph; other variables need not be initialised.
         path: folder, whose newest undamaged checkpoint is taken (with a warning for each newer
             one), or one checkpoint's prefix.
         variables: variables, or {name in the checkpoint: variable}; default all global ones.
@@ -114,10 +118,16 @@ def restore_training(session, path, variables=None, step_name="global_step", des
         CheckpointError: no checkpoint, none undamaged, or one of something else than this
             training (network, optimizer, a backbone alone); no variable has changed then.
     """
-    wanted = _by_name(session, variables)
+    everything = _by_name(session, variables)
+    optional = _optional_names(session)
 
     def restore(prefix):
         reader = CheckpointReader(prefix)
+        wanted = {
+            name: variable
+            for name, variable in everything.items()
+            if name in reader.shapes or variable.op.name not in optional
+        }
         compared = compare(reader, wanted)
         foreign_slots = slot_names(compared.unused, {*wanted, *reader.shapes})
         if compared.missing or compared.differs or foreign_slots or not compared.found:
@@ -191,15 +201,15 @@ def evaluation_names(raw, graph):
 def load_pretrained(session, path, variables=None, step_name="global_step"):
     """Sets what a checkpoint has of a network, to start a new training from it.
 
-    The step and the optimizer's slots are not asked for: a fine-tuning starts at step 0. A moving
-    average that the checkpoint lacks gets its variable's value, so that it does not start at
-    random.
+    The step, the optimizer's slots and OPTIONAL_VARIABLES are not asked for: a fine-tuning starts
+    at step 0. A moving average that the checkpoint lacks gets its variable's value, so that it does
+    not start at random.
 
     Args:
         session: session whose variables are initialised.
         path: folder, prefix or V1 file, for example slim's resnet_v1_50.ckpt.
         variables: variables, or {name in the checkpoint: variable}; default all global ones but
-            the step, slots and averages.
+            the step, slots, averages and OPTIONAL_VARIABLES.
         step_name: name of the variable that counts the steps.
 
     Returns:
@@ -213,6 +223,7 @@ def load_pretrained(session, path, variables=None, step_name="global_step"):
     averages = {name: v for name, v in everything.items() if name.endswith(AVERAGE_SUFFIX)}
     if variables is None:
         leave = {step_name, *averages, *slot_names(everything, everything)}
+        leave |= _optional_names(session)
         wanted = {name: v for name, v in everything.items() if name not in leave}
     else:
         wanted = _by_name(session, variables)
@@ -238,6 +249,10 @@ def load_pretrained(session, path, variables=None, step_name="global_step"):
         if names:
             logging.info("%s in %s: %s", title, report.prefix, ", ".join(names))
     return report
+
+
+def _optional_names(session):
+    return {v.op.name for v in session.graph.get_collection(OPTIONAL_VARIABLES)}
 
 
 def _by_name(session, variables):
