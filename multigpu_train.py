@@ -252,7 +252,7 @@ class TrainGraph:
             # The regularization is in every tower's total loss, so it is in the mean once.
             self.total_loss = gradients.add_in_order(total_losses) * (1.0 / place.num_towers)
             self.model_loss = gradients.add_in_order(model_losses) * (1.0 / place.num_towers)
-            self.nonfinite = loop.first_nonfinite(towers)
+            self.nonfinite = engine.first_nonfinite(towers)
             self.summary_op = tf.summary.merge(
                 [
                     *towers[0].summaries,
@@ -455,12 +455,18 @@ def run_steps(sess, net, saver, summary_writer, source, settings, stop, step):
             for op in updates:
                 with stop.interruptible():
                     feed, names, next_state = source.get()
-                fetches = [net.model_loss, net.total_loss, net.nonfinite, op]
-                if op is net.train_op and step % FLAGS.save_summary_steps == 0:
-                    fetches.append(net.summary_op)
-                model_loss, total_loss, nonfinite, _, *summary = sess.run(fetches, feed)
-                loop.check_finite(nonfinite, net.towers, step=step, files=names)
-                losses.append((model_loss, total_loss))
+                fetches = {
+                    "losses": (net.model_loss, net.total_loss),
+                    "nonfinite": net.nonfinite,
+                    "op": op,
+                }
+                if op is net.train_op:
+                    fetches |= net.engine.watched
+                    if step % FLAGS.save_summary_steps == 0:
+                        fetches["summary"] = net.summary_op
+                values = sess.run(fetches, feed)
+                loop.check_finite(values["nonfinite"], net.towers, step=step, files=names)
+                losses.append(values["losses"])
         except loop.StopRequested:
             break
         except (data_util.ReaderError, input_queue.InputError):  # the weights are good
@@ -472,8 +478,10 @@ def run_steps(sess, net, saver, summary_writer, source, settings, stop, step):
 
         if step % 10 == 0:
             print(progress.line(step, *np.mean(losses, axis=0)), flush=True)
-        for serialized in summary:
-            summary_writer.add_summary(serialized, global_step=step)
+        if message := net.engine.overflow_message(values, step):
+            print(message, flush=True)
+        if "summary" in values:
+            summary_writer.add_summary(values["summary"], global_step=step)
         step += 1
         if step % FLAGS.save_checkpoint_steps == 0 and step < FLAGS.max_steps:
             save()

@@ -268,7 +268,7 @@ class TrainGraph:
             self.pred = tf.concat(preds, 0)
             self.eval_loss = gradients.add_in_order(eval_losses) * share
             self.eval_pred = tf.concat(eval_preds, 0)
-            self.nonfinite = loop.first_nonfinite(towers)
+            self.nonfinite = engine.first_nonfinite(towers)
             schedule_summaries = [
                 tf.summary.scalar("bn_decay", self.bn_decay),
                 tf.summary.scalar("learning_rate", self.learning_rate),
@@ -549,20 +549,23 @@ def train_one_epoch(run):
             feed, batch, state = run.source.get()
         waited += run.source.wait_seconds()
         op = net.train_op if batch["last"] else next(updates)
-        fetches = [net.loss, net.pred, net.nonfinite, op]
+        fetches = {"loss": net.loss, "pred": net.pred, "nonfinite": net.nonfinite, "op": op}
         if op is net.train_op:
-            fetches.append(net.summary_op)
-        loss_val, pred_val, nonfinite, _, *summary = run.sess.run(fetches, feed)
-        loop.check_finite(nonfinite, net.towers, step=run.step, files=batch["names"])
+            fetches |= {"summary": net.summary_op, **net.engine.watched}
+        values = run.sess.run(fetches, feed)
+        loop.check_finite(values["nonfinite"], net.towers, step=run.step, files=batch["names"])
         if op is net.train_op:
-            run.train_writer.add_summary(*summary, run.step)
+            if message := net.engine.overflow_message(values, run.step):
+                log.log_string(message)
+            run.train_writer.add_summary(values["summary"], run.step)
             run.state, run.progress.trained = state, batch["last"]
             run.step += 1
 
+        pred_val = values["pred"]
         total_correct += np.sum(np.argmax(pred_val, 1) == batch["labels"])
         total_seen += len(batch["labels"])
         clouds += len(batch["labels"])
-        loss_sum += loss_val
+        loss_sum += values["loss"]
         batch_idx += 1
         if batch_idx % 50 == 0:
             log.log_string(f" ---- batch: {batch_idx:03d} ----")

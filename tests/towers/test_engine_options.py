@@ -58,7 +58,7 @@ class Training:
                         use_resource=True,
                     )
                     averages.add_moving_average_update(mean, tf.reduce_mean(part, 0), 1 - DECAY)
-                    loss = tf.reduce_mean(tf.square(y - 1.0))
+                    loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float32) - 1.0))
                     tower_grads.append(engine.compute_gradients(loss))
                 towers.append(tower)
             copies = engine.combine_gradients(
@@ -192,6 +192,38 @@ def test_replicated_variables_equal_one_copy(num_towers, more):
         assert set(found) == set(expected)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [{}, {"variable_update": "replicated"}, {"accumulate_steps": 2}])
+def test_float16_skips_what_overflows_and_trains_on(more):
+    training, exact = Training(2, compute_dtype="float16", **more), Training(2, **more)
+    batches = more.get("accumulate_steps", 1)
+    before = training.update(*[batch(4, i) for i in range(batches)])
+    for name, value in exact.update(*[batch(4, i) for i in range(batches)]).items():
+        np.testing.assert_allclose(before[name], value, rtol=0.02, atol=2e-3)
+    feed = {training.x: 6e4 * np.sign(batch(4, 1))}
+    for _ in range(batches - 1):
+        training.session.run(training.engine.accumulate_op, feed)
+    fetches = {"op": training.engine.train_op, **training.engine.watched}
+    values = training.session.run(fetches, feed)
+    after = training.values()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {"step", "loss_scale", "loss_scale_good_steps"}
+    assert after["step"] == before["step"] + 1
+    assert after["loss_scale"] == before["loss_scale"] / 2
+    message = training.engine.overflow_message(values, 7)
+    assert message.startswith("Step 000007: ") and "loss scale 32768" in message
+    fetched = training.session.run(fetches, {training.x: batch(4, 5)})
+    assert training.engine.overflow_message(fetched, 8) is None
+    assert not np.array_equal(training.values()["fc/weights"], after["fc/weights"])
+
+
+@pytest.mark.parametrize("more", [{}, {"variable_update": "replicated"}])
+def test_compressed_gradients_are_those_of_half_precision(more):
+    found = Training(2, compress_gradients="float16", **more).update(batch(4, 0))
+    expected = Training(2, **more).update(batch(4, 0))
+    differences = [np.abs(found[name] - value).max() for name, value in expected.items()]
+    assert 0 < max(differences) < 1e-3
 
 
 # --- flags ---------------------------------------------------------------------------------------

@@ -13,15 +13,25 @@
     session.run(initialize)  # or restore
     session.run(engine.synchronize)
 
-The way of a gradient: computed in its tower, added up over `accumulate_steps` batches in its tower,
-combined over the towers, then the regularization's gradient is added, and the global norm clipped.
+The way of a gradient: computed in its tower, of the scaled loss; added up over `accumulate_steps`
+batches in its tower; compressed; combined over the towers; then decompressed and unscaled, the
+regularization's gradient is added, and the global norm clipped.
 """
 
 import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from utils.towers import cluster_update, collectives, context, gradients, layer_options, train_op
+from utils.towers import (
+    cluster_update,
+    collectives,
+    context,
+    gradients,
+    layer_options,
+    loop,
+    precision,
+    train_op,
+)
 from utils.towers.accumulation import Accumulators
 from utils.towers.replication import Replicas
 
@@ -39,6 +49,7 @@ class Engine:
             wait for each other, else None.
         global_step: variable that counts the updates.
         summaries: list of summaries of what the flags switched on.
+        watched: dict name -> tensor, to be fetched with `train_op`; see `overflow_message`.
 
     Args:
         place: utils.towers.devices.Devices.
@@ -67,11 +78,16 @@ class Engine:
             )
         self._optimizer = self._replicas or make_optimizer()
         self.global_step = global_step
+        self._loss_scale = self._batch_finite = None
+        if options.compute_dtype == "float16":
+            with tf.device(place.host):
+                self._loss_scale = precision.LossScale()
         self._accumulators = None
         if options.accumulate_steps > 1:
             self._accumulators = Accumulators(place, inputs)
         self._synchronize = []
         self.summaries = []
+        self.watched = {}
         self.train_op = self.accumulate_op = self.synchronize = self.ops_of_update = None
 
     @contextlib.contextmanager
@@ -99,7 +115,7 @@ class Engine:
         synchronized = self._options.sync_bn
         return layer_options.LayerOptions(
             compute_dtype=tf.as_dtype(self._options.compute_dtype),
-            sum_over_towers=self._group.sum_over_towers(index) if synchronized else None
+            sum_over_towers=self._group.sum_over_towers(index) if synchronized else None,
         )
 
     def random_stream(self, index):
@@ -128,6 +144,8 @@ class Engine:
         Returns:
             List of (gradient, variable), as of `tf.train.Optimizer.compute_gradients`.
         """
+        if self._loss_scale:
+            loss = self._loss_scale.scale(loss)
         if self._replicas:
             return self._replicas.compute_gradients(
                 self._current, loss, aggregation_method=gradients.PAIRWISE
@@ -147,22 +165,42 @@ class Engine:
         Returns:
             One list of N (gradient, variable) pairs for each copy of the variables.
         """
+        if self._loss_scale and self._accumulators:
+            of_all_towers = [pair for grads in tower_grads for pair in grads]
+            self._batch_finite = precision.all_finite(of_all_towers)
         if self._accumulators:
             tower_grads = self._accumulators.totals(tower_grads)
+        compressed = self._options.compress_gradients == "float16"
+        if compressed:
+            tower_grads = [
+                self._on_tower(i, precision.compress, grads) for i, grads in enumerate(tower_grads)
+            ]
         if self._replicas:
             copies = collectives.mean_gradients(self._group, self._place, tower_grads)
         else:
-            copies = [average_gradients(tower_grads)]
+            with tf.device(self._place.variable_device(0)):
+                if compressed:
+                    tower_grads = [precision.decompress(grads) for grads in tower_grads]
+                copies = [average_gradients(tower_grads)]
         if self._group:
             self._group.check()
         for index, grads in enumerate(copies):
             with tf.device(self._place.variable_device(index)):
+                if compressed and self._replicas:
+                    grads = precision.decompress(grads)
+                if self._loss_scale:
+                    grads = self._loss_scale.unscale(grads)
                 if add_regularization:
                     regularization_loss = tf.add_n(towers[index].regularization_losses)
                     grads = gradients.add_regularization(grads, regularization_loss)
                 # Workers that wait for each other clip what they have averaged.
                 copies[index] = grads if self._synchronous else self._clip(grads, index == 0)
         return copies
+
+    def _on_tower(self, index, function, *args):
+        """Result of a function that builds ops, on a tower's device."""
+        with tf.device(self._place.tower_name(index)):
+            return function(*args)
 
     def build_train_op(self, copies, towers, variable_averages=None, bn_updates="last"):
         """Builds `train_op`, `accumulate_op` and `synchronize`.
@@ -176,25 +214,31 @@ class Engine:
         update_batch_norm = None
         if self._accumulators:
             # Every batch counts for the statistics, those without an update as well.
-            update_batch_norm = train_op.batch_norm_updates(towers, bn_updates)
+            update_batch_norm = self._guarded_batch_norm_updates(towers, bn_updates)
             self.accumulate_op = tf.group(
                 self._accumulators.add_op, update_batch_norm, name="accumulate_op"
             )
-        if self._synchronous:
-            self.train_op = self._build_sync_train_op(
-                copies[0], towers, variable_averages, bn_updates, update_batch_norm
+
+        def update():
+            return train_op.build_train_op(
+                self._optimizer,
+                copies if self._replicas else copies[0],
+                self.global_step,
+                towers,
+                variable_averages,
+                bn_updates,
+                batch_norm_updates_op=update_batch_norm,
             )
-        else:
-            with tf.device(self._place.variable_device(0)):
-                self.train_op = train_op.build_train_op(
-                    self._optimizer,
-                    copies if self._replicas else copies[0],
-                    self.global_step,
-                    towers,
-                    variable_averages,
-                    bn_updates,
-                    batch_norm_updates_op=update_batch_norm,
+
+        with tf.device(self._place.variable_device(0)):
+            if self._synchronous:
+                self.train_op = self._build_sync_train_op(
+                    copies[0], towers, variable_averages, bn_updates, update_batch_norm
                 )
+            elif self._loss_scale:
+                self.train_op = self._build_guarded_train_op(copies[0], update)
+            else:
+                self.train_op = update()
         if self._replicas:
             self._synchronize.append(self._replicas.synchronize_op())
         if self._accumulators:
@@ -204,6 +248,63 @@ class Engine:
         waiting = self._options.accumulate_steps - 1
         self.ops_of_update = [*[self.accumulate_op] * waiting, self.train_op]
         self.synchronize = tf.group(*self._synchronize, name="synchronize")
+
+    def first_nonfinite(self, towers):
+        """As `loop.first_nonfinite`, but for what a smaller loss scale may mend.
+
+        Args:
+            towers: list of utils.towers.context.Tower.
+
+        Returns:
+            int32 scalar.
+        """
+        position = loop.first_nonfinite(towers)
+        if self._loss_scale is None:
+            return position
+        return tf.where_v2(self._loss_scale.value > 1.0, -1, position)
+
+    def overflow_message(self, values, step):
+        """What to tell of a step whose update was skipped.
+
+        Args:
+            values: dict with what was fetched of `watched`.
+            step: number of the step.
+
+        Returns:
+            A sentence, or None.
+        """
+        scale = values.get("overflow", 0.0)
+        if not scale:
+            return None
+        return (
+            f"Step {step:06d}: gradients overflow in float16 at loss scale {scale:.0f}; this update"
+            " is skipped"
+        )
+
+    def _build_guarded_train_op(self, grads, update):
+        """The update where all gradients are finite; a step without it is counted all the same."""
+        finite = precision.all_finite(grads)
+        scale = self._loss_scale.value
+        self.watched["overflow"] = tf.where_v2(finite, 0.0, scale)
+        self.summaries.append(tf.summary.scalar("loss_scale", scale))
+        guarded = self._loss_scale.guarded(finite, update)
+        with tf.control_dependencies([guarded]):
+            skipped = tf.where_v2(finite, 0.0, 1.0)
+            counted = self.global_step.assign_add(
+                tf.cast(skipped, self.global_step.dtype), read_value=False
+            )
+        return tf.group(counted, name="train_op")
+
+    def _guarded_batch_norm_updates(self, towers, bn_updates):
+        """Batch-norm updates, where the loss is scaled only of batches that do not overflow."""
+        if self._batch_finite is None:
+            return train_op.batch_norm_updates(towers, bn_updates)
+
+        def updated():
+            with tf.control_dependencies([train_op.batch_norm_updates(towers, bn_updates)]):
+                return tf.constant(True)
+
+        return tf.cond(self._batch_finite, updated, lambda: tf.constant(False)).op
 
     def _build_sync_train_op(self, grads, towers, variable_averages, bn_updates, update_batch_norm):
         """Hands the gradients in and waits for all workers' update; see `cluster_update`.
