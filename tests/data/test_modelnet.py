@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
+from data import modelnet
 from data.data_util import GeneratorEnqueuer, load_reader_state, save_reader_state
 from data.modelnet_dataset import ModelNetDataset
 from data.modelnet_h5_dataset import ModelNetH5Dataset
@@ -77,6 +78,68 @@ def test_unusable_h5_files_are_named_and_left_out(tmp_path, caplog):
     assert [len(labels) for _, labels in batches] == [3]
     for number in range(6):
         assert str(folder / f"train{number}.h5") in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ({"data": np.ones((2, 3, 16)), "label": np.ones(2)}, "(2, 3, 16)"),  # axes exchanged
+        ({"data": np.full((2, 8, 3), b"x"), "label": np.ones(2)}, "needs numbers"),
+        ({"data": np.ones((2, 8, 3), np.complex64), "label": np.ones(2)}, "needs numbers"),
+        ({"data": np.full((2, 8, 3), 1e300), "label": np.ones(2)}, "not finite"),
+        ({"data": np.ones((2, 8, 3)), "label": np.array([b"a", b"b"])}, "no whole numbers"),
+        ({"data": np.ones((2, 8, 3)), "label": np.array([1, 1.5])}, "no whole numbers"),
+        ({"data": np.ones((2, 8, 3)), "label": np.array([1, np.nan])}, "no whole numbers"),
+        (None, "cannot be read as HDF5"),  # a folder
+    ],
+)
+def test_h5_files_of_other_kinds_are_named_in_one_line(tmp_path, caplog, content, said):
+    path = write_h5_set(tmp_path, [2, 3])
+    wrong = path.parent / "train0.h5"
+    wrong.unlink()
+    if content is None:
+        wrong.mkdir()
+    else:
+        with h5py.File(wrong, "w") as file:
+            file.update(content)
+    with caplog.at_level(logging.WARNING):
+        batches = epoch_of(ModelNetH5Dataset(path, 4, 8))
+    assert [len(labels) for _, labels in batches] == [3]
+    (record,) = caplog.records
+    assert str(wrong) in record.getMessage() and said in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_what_would_end_a_run_later_is_found_before(tmp_path, clouds):
+    """A label out of range in the last file, nothing to read, a file without normals."""
+    path = write_h5_set(tmp_path / "h5", [2, 40])
+    make = functools.partial(modelnet.make_dataset, "train", num_point=8, batch_size=2)
+    dataset = make(data_path=tmp_path / "h5")
+    modelnet.check_dataset(dataset, 42)
+    with pytest.raises(ValueError, match=r"train1.h5\[38\] has the label 40"):
+        modelnet.check_dataset(dataset, 40)
+    for file in path.parent.glob("*.h5"):
+        file.write_bytes(b"x")
+    with pytest.raises(ValueError, match="none of the 2 files"):
+        modelnet.check_dataset(make(data_path=tmp_path / "h5"), 42)
+
+    write_text_set(tmp_path / "text", clouds)
+    dataset = make(data_path=tmp_path / "text", normal=True)
+    modelnet.check_dataset(dataset, 2)
+    with pytest.raises(ValueError, match=r"night_stand_000..txt has the label 1"):
+        modelnet.check_dataset(dataset, 1)
+    write_text_set(tmp_path / "text", {name: cloud[:, :3] for name, cloud in clouds.items()})
+    with pytest.raises(ValueError, match="has 3 columns; normals need 6"):
+        modelnet.check_dataset(make(data_path=tmp_path / "text", normal=True), 2)
+
+
+def test_folders_of_the_files(tmp_path, clouds):
+    folder = write_h5_set(tmp_path, [2]).parent
+    assert modelnet.folders(modelnet.make_dataset("train", data_path=tmp_path)) == [str(folder)]
+    folder = write_text_set(tmp_path, clouds)
+    dataset = modelnet.make_dataset("train", data_path=tmp_path, normal=True)
+    expected = [str(folder / name) for name in ("", "cup", "night_stand")]
+    assert modelnet.folders(dataset) == [expected[0].rstrip("/"), *expected[1:]]
 
 
 def test_no_usable_h5_file_is_an_error(tmp_path):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -204,9 +205,11 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         "--batch_size=1": "use 2",
         "--batch_size=0": "use 2",
         "--learning_rate=0": "--learning_rate=0",
+        "--learning_rate=inf": "--learning_rate=inf is not a finite number",
         "--as_shipped": "pointnet_cls_basic",
         f"--log_dir={tmp_path / 'a_file'}": "a_file",
-        f"--log_dir={data}": str(data),
+        f"--log_dir={data}": f"--log_dir {data}",
+        f"--log_dir={data / 'modelnet40_ply_hdf5_2048'}": "must not be moved aside",
         "--restore": "there is no folder",
     }
     program = """
@@ -239,6 +242,56 @@ def test_wrong_flags_end_in_one_sentence_before_a_graph_is_built(data, tmp_path)
         assert said[case].startswith("error: "), (case, said[case])
         assert part in said[case], (case, said[case])
         assert "\n" not in said[case]
+
+
+def test_all_epochs_done_or_another_network_is_said_before_a_graph_is_built(whole, data, tmp_path):
+    shutil.copytree(whole[0] / "log", tmp_path / "log")
+    program = """
+        import sys
+        from absl import flags
+        import train_multi_gpu
+        from utils.towers import loop
+
+        train_multi_gpu.define_flags()
+        train_multi_gpu.TrainGraph = None  # nobody gets that far
+        with loop.StopSignals() as stop:
+            for case in ("--max_epoch=2", "--model=pointnet2_cls_ssg"):
+                flags.FLAGS.unparse_flags()
+                flags.FLAGS([*sys.argv, "--max_epoch=3", case])
+                train_multi_gpu.train(stop)
+    """
+    done = run_program(program, flags(data, tmp_path / "log", "--restore"))
+    assert done.stdout == "nothing to do: 2 epochs are done, as --max_epoch=2 asks for\n"
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "is of pointnet_cls_basic and not of pointnet2_cls_ssg" in last
+
+
+def test_broken_data_in_mid_training_loses_no_step(monkeypatch):
+    """What was trained until then is saved, and the error goes on; nothing new is not saved."""
+    for steps in (0, 3):
+        saved = []
+        run = types.SimpleNamespace(
+            progress=progress.Progress(seed=1),
+            log=types.SimpleNamespace(log_string=lambda text: None),
+            savers=types.SimpleNamespace(
+                save=lambda *checkpoint, saved=saved: saved.append(checkpoint)
+            ),
+            checkpoint=lambda: ("checkpoint",),
+            step=7,
+            first_step=7,
+        )
+
+        def broken_epoch(run, steps=steps):
+            run.step += steps
+            raise data_util.ReaderError("reader 0 failed")
+
+        monkeypatch.setattr(train_multi_gpu, "FLAGS", types.SimpleNamespace(max_epoch=2))
+        monkeypatch.setattr(train_multi_gpu, "train_one_epoch", broken_epoch)
+        with pytest.raises(data_util.ReaderError):
+            train_multi_gpu.run_epochs(run)
+        assert len(saved) == bool(steps)
 
 
 # --- the graph -----------------------------------------------------------------------------------
