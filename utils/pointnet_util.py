@@ -79,12 +79,16 @@ def sample_and_group_all(xyz, points, use_xyz=True):
     new_xyz = tf.zeros_like(xyz[:, :1])
     idx = tf.broadcast_to(tf.range(tf.shape(xyz)[1]), tf.shape(xyz[:, tf.newaxis, :, 0]))
     grouped_xyz = tf.expand_dims(xyz, 1)
+    return new_xyz, _group_of_all(xyz, points, use_xyz), idx, grouped_xyz
+
+
+def _group_of_all(xyz, points, use_xyz):
+    """new_points of `sample_and_group_all`."""
     if points is None:
-        return new_xyz, grouped_xyz, idx, grouped_xyz
-    new_points = points
+        return tf.expand_dims(xyz, 1)
     if use_xyz:
-        new_points = tf.concat([tf.cast(xyz, points.dtype), points], axis=2)
-    return new_xyz, tf.expand_dims(new_points, 1), idx, grouped_xyz
+        points = tf.concat([tf.cast(xyz, points.dtype), points], axis=2)
+    return tf.expand_dims(points, 1)
 
 
 def _mlp(points, mlp, scope_format, bn, is_training, bn_decay):
@@ -135,6 +139,7 @@ def pointnet_sa_module(
     pooling="max",
     knn=False,
     use_xyz=True,
+    features_only=False,
 ):
     """Set abstraction: groups of points become points with the features of their group.
 
@@ -154,6 +159,8 @@ def pointnet_sa_module(
         pooling: 'max', 'avg', 'weighted_avg' (by exp(-5 x distance)) or 'max_and_avg'.
         knn: see `sample_and_group`.
         use_xyz: see `sample_and_group`.
+        features_only: with `group_all`, whether new_xyz and idx, constants that a classifier has no
+            use for, are None and their ops left out of the graph.
 
     Returns:
         new_xyz: [batch, npoint, 3] float32.
@@ -164,7 +171,10 @@ def pointnet_sa_module(
         ValueError: unknown pooling.
     """
     with tf.variable_scope(scope):
-        if group_all:
+        if group_all and features_only:
+            grouped_xyz = tf.expand_dims(xyz, 1) if pooling == "weighted_avg" else None
+            grouped = None, _group_of_all(xyz, points, use_xyz), None, grouped_xyz
+        elif group_all:
             grouped = sample_and_group_all(xyz, points, use_xyz)
         else:
             grouped = sample_and_group(npoint, radius, nsample, xyz, points, knn, use_xyz)

@@ -69,6 +69,7 @@ def get_model(point_cloud, is_training, bn_decay=None, dropout_seed=None):
         mlp=[256, 512, 1024],
         mlp2=None,
         group_all=True,
+        features_only=True,
         scope="layer3",
         **mode,
     )
