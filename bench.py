@@ -111,6 +111,19 @@ GROUPS = {
     ),
     "input_waiting": Group("input_figures.waiting", ("input_waiting_share",), environment=EIGEN),
     "steps": Group("east_figures.fetches", ("runs_per_step", "bytes_fetched_per_step")),
+    "summaries": Group("script_figures.summary_cost", ("summaries_every_100",), environment=EIGEN),
+    "summaries_onednn": Group(
+        "script_figures.summary_cost",
+        ("summaries_every_100_onednn",),
+        {"suffix": "_onednn"},
+        ONEDNN,
+    ),
+    "finalised_east": Group("script_figures.finalised_east", ("graph_finalised_east",)),
+    "finalised_pointnet2": Group(
+        "script_figures.finalised_pointnet2", ("graph_finalised_pointnet2",)
+    ),
+    "memory": Group("process_figures.memory", ("resident_memory_k4", "resident_memory_steps")),
+    "reader_start": Group("process_figures.reader_start", ("reader_start", "reader_memory")),
     "points": Group(
         "point_figures.speed", ("fps_1024_to_512", "ball_query_1024_to_512", "three_nn_1024_to_512")
     ),

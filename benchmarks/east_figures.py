@@ -12,7 +12,7 @@ from absl import flags
 
 import multigpu_train
 from benchmarks.measure import Figure, interleave, ratio_figure
-from benchmarks.tower_figures import one_thread
+from benchmarks.reference_net import one_thread
 from data import synthetic_scenes, synthetic_text
 from utils.towers import devices, loop
 
@@ -49,15 +49,6 @@ def two_towers(suffix=""):
 
 def _make_step(num_towers, batch_size, limited, sessions):
     """Builds EAST's training graph; returns a function that makes one ordinary step."""
-    rng = np.random.RandomState(0)
-    maps = [batch_size, SIDE // 4, SIDE // 4]
-    batch = [
-        rng.uniform(0, 255, [batch_size, SIDE, SIDE, 3]).astype(np.float32),
-        [],
-        rng.randint(0, 2, [*maps, 1]).astype(np.float32),
-        rng.uniform(0, 20, [*maps, 5]).astype(np.float32),
-        np.ones([*maps, 1], np.float32),
-    ]
     place = devices.Devices("CPU", tuple(range(num_towers)))
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(0)
@@ -68,8 +59,30 @@ def _make_step(num_towers, batch_size, limited, sessions):
     sessions.callback(session.close)
     session.run(initialize)
     fetches = [net.model_loss, net.total_loss, net.nonfinite, net.train_op]
-    feed = net.feed(batch)
+    feed = net.feed(made_up_batch(batch_size))
     return lambda: session.run(fetches, feed)
+
+
+def made_up_batch(batch_size, side=SIDE, dtype=np.float32):
+    """A batch as EAST's generator yields it, of noise.
+
+    Args:
+        batch_size: images.
+        side: of an image, pixels.
+        dtype: of the images.
+
+    Returns:
+        [images, names, score maps, geometry maps, training masks].
+    """
+    rng = np.random.RandomState(0)
+    maps = [batch_size, side // 4, side // 4]
+    return [
+        rng.randint(0, 256, [batch_size, side, side, 3]).astype(dtype),
+        [],
+        rng.randint(0, 2, [*maps, 1]).astype(np.float32),
+        rng.uniform(0, 20, [*maps, 5]).astype(np.float32),
+        np.ones([*maps, 1], np.float32),
+    ]
 
 
 def fetches():
