@@ -378,6 +378,13 @@ def train(stop):
     seed = FLAGS.seed
     if seed is None:
         seed = progress.seed if progress else random.SystemRandom().randrange(2**31)
+    elif progress and progress.seed != seed:
+        logging.warning(
+            "--seed=%d, but the training was begun with seed %d: its dropout differs from now on,"
+            " the order of its data goes on as it was; without --seed it goes on exactly",
+            seed,
+            progress.seed,
+        )
 
     log = LogFile(os.path.join(directory.path, "log_train.txt"), append=FLAGS.restore)
     with tf.Graph().as_default() as graph:
