@@ -26,6 +26,8 @@ from nets import east
 from utils import flag_checks
 from utils.towers import (
     checkpoints,
+    cluster_server,
+    cluster_session,
     compat,
     context,
     devices,
@@ -39,12 +41,14 @@ from utils.towers import (
     summaries,
     train_op,
 )
+from utils.towers.cluster import ClusterError, cluster_from
 from utils.towers.engine import Engine
 
 FLAGS = flags.FLAGS
 # What ends a run with one sentence; anything else is a fault of the program and keeps its
 # traceback.
 STOPPING_ERRORS = (
+    ClusterError,
     checkpoints.CheckpointError,
     data_util.ReaderError,
     input_queue.InputError,
@@ -166,6 +170,7 @@ class TrainGraph:
     Args:
         place: utils.towers.devices.Devices.
         options: utils.towers.engine_flags.EngineOptions.
+        cluster: utils.towers.cluster.Cluster, or None for one process.
         queue_capacity: batches in the queue of --input=queue.
         rate_factor: factor of the learning rate, see engine_flags.
         The other keywords are the flags of the same names.
@@ -176,6 +181,7 @@ class TrainGraph:
         place,
         *,
         options=engine_flags.DEFAULTS,
+        cluster=None,
         queue_capacity=2,
         rate_factor=1,
         learning_rate=0.0001,
@@ -199,13 +205,14 @@ class TrainGraph:
             # Splits of the batch, one per tower.
             slices, _ = self.inputs.split(feeding.split_equally)
 
-            self.global_step = tf.get_variable(
-                "global_step",
-                [],
-                initializer=tf.constant_initializer(0),
-                trainable=False,
-                use_resource=True,
-            )
+            with tf.device(place.step_device):
+                self.global_step = tf.get_variable(
+                    "global_step",
+                    [],
+                    initializer=tf.constant_initializer(0),
+                    trainable=False,
+                    use_resource=True,
+                )
             self.learning_rate = schedules.scale_learning_rate(
                 tf.train.exponential_decay(
                     learning_rate, self.global_step, decay_steps, decay_rate, staircase=True
@@ -220,6 +227,7 @@ class TrainGraph:
                 lambda: tf.train.AdamOptimizer(self.learning_rate),
                 self.global_step,
                 self.inputs.whole(0),
+                cluster,
             )
 
         towers, tower_grads, total_losses, model_losses = [], [], [], []
@@ -277,13 +285,23 @@ def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, options, scan): the towers' Devices, the EngineOptions, and what
-        data.icdar_files.scan found.
+        Tuple (place, options, cluster, scan): the towers' Devices, the EngineOptions, the Cluster
+        or None, and what data.icdar_files.scan found, None in a parameter server.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
     """
     compat.check_tensorflow()
+    options = engine_flags.options_from_flags(FLAGS)
+    cluster = cluster_from(
+        os.environ.get("TF_CONFIG"),
+        options.ps_hosts,
+        options.worker_hosts,
+        options.job_name,
+        options.task_index,
+    )
+    if cluster and cluster.is_parameter_server:
+        return None, options, cluster, None
     if FLAGS.input_size % 32:
         below = FLAGS.input_size // 32 * 32
         raise ValueError(
@@ -306,11 +324,13 @@ def check_flags():
             " commas; use 0.5,1,2,3"
         )
     place = devices.resolve_devices(FLAGS.gpu_list)
-    options = engine_flags.options_from_flags(FLAGS)
+    if cluster:
+        options, place = cluster.options(options), cluster.devices(place)
+        engine_flags.check_seed(FLAGS.seed)
     engine_flags.check(options, place, FLAGS["bn_updates"])
     place = options.place_variables(place)
     FLAGS.training_data_path = os.path.expanduser(FLAGS.training_data_path)
-    return place, options, icdar_files.scan(FLAGS.training_data_path, check_images=False)
+    return place, options, cluster, icdar_files.scan(FLAGS.training_data_path, check_images=False)
 
 
 def reader_settings(place, scan):
@@ -336,13 +356,14 @@ def batch_shapes(place):
     return [images, [*maps, 1], [*maps, 5], [*maps, 1]]
 
 
-def make_readers(scan, seed, settings, restored, queued=False):
+def make_readers(scan, seed, settings, prefix, *, queued=False, cluster=None):
     """--num_readers readers, each with its own seed; after a restore, where they were."""
     states = None
-    if restored is not None:
-        path = restored.prefix + READER_STATE
-        states = data_util.state_to_continue(path, FLAGS.num_readers, settings)
+    if prefix is not None:
+        states = data_util.state_to_continue(prefix + READER_STATE, FLAGS.num_readers, settings)
     keywords = {name: value for name, value in settings.items() if name != "images"}
+    if cluster:  # every worker reads its own part of the pictures
+        keywords |= {"worker": cluster.task, "num_workers": cluster.num_workers}
     if queued:  # the pictures as they travel
         keywords["image_dtype"] = np.uint8
     if FLAGS.reader == "process":  # each has a cache of its own
@@ -356,11 +377,18 @@ def make_readers(scan, seed, settings, restored, queued=False):
     )
 
 
-def train(stop):
-    """Trains until --max_steps or a signal."""
-    found = None
-    try:
-        place, options, scan = check_flags()
+def prepare(scan, cluster):
+    """The folder of the checkpoints, and where to go on.
+
+    Returns:
+        Tuple (directory, found): a PreparedDirectory, None in a worker that is not the chief; and
+        the checkpoint to go on from, or None.
+
+    Raises:
+        ValueError, OSError: one sentence.
+    """
+    directory = None
+    if cluster is None or cluster.is_chief:
         directory = checkpoints.prepare_checkpoint_directory(
             FLAGS.checkpoint_path,
             FLAGS.restore,
@@ -372,8 +400,21 @@ def train(stop):
             ],
             flag="--checkpoint_path",
         )
-        if FLAGS.restore:
-            found = checkpoints.newest_undamaged(directory.path)
+    found = None
+    if FLAGS.restore:
+        path = directory.path if directory else FLAGS.checkpoint_path
+        found = checkpoints.newest_undamaged(path)
+    return directory, found
+
+
+def train(stop):
+    """Trains until --max_steps or a signal."""
+    try:
+        place, options, cluster, scan = check_flags()
+        if cluster and cluster.is_parameter_server:
+            cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
+            return
+        directory, found = prepare(scan, cluster)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     done = (checkpoints.stored_step(found) if found else None) or 0
@@ -388,13 +429,15 @@ def train(stop):
     queue_capacity = input_queue.queue_capacity(
         options.input_queue_size, options.input_queue_megabytes, bytes_per_batch
     )
+    all_towers = place.num_towers * (cluster.num_workers if cluster else 1)
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
         net = TrainGraph(
             place,
             options=options,
+            cluster=cluster,
             queue_capacity=queue_capacity,
-            rate_factor=options.learning_rate_factor(FLAGS.batch_size_per_gpu, place.num_towers),
+            rate_factor=options.learning_rate_factor(FLAGS.batch_size_per_gpu, all_towers),
             learning_rate=FLAGS.learning_rate,
             decay_steps=FLAGS.decay_steps,
             decay_rate=FLAGS.decay_rate,
@@ -405,88 +448,103 @@ def train(stop):
         )
         if options.input == "queue":
             print(net.inputs.describe(bytes_per_batch), flush=True)
-        saver = checkpoints.CheckpointSaver(directory.path, flag="--checkpoint_path")
+        saver = None
+        if directory:
+            with tf.device(place.host):
+                saver = checkpoints.CheckpointSaver(directory.path, flag="--checkpoint_path")
         init = tf.global_variables_initializer()
+        session = cluster_session.make_session(
+            cluster, place, net.engine, init, stop, options.cluster_timeout
+        )
         graph.finalize()
 
-        with tf.Session(config=place.session_config()) as sess:
+        def initialise(sess):
+            """Initial values or those of a checkpoint; again where parameter servers lost them."""
             sess.run(init)
-            restored = None
-            if found is not None:
-                restored = checkpoints.restore_training(sess, found.prefix)
-                print(f"continue training from previous checkpoint {restored.prefix}")
+            if found is not None or tf.train.latest_checkpoint(directory.path):
+                restored = checkpoints.restore_training(sess, directory.path)
+                print(f"continue training from previous checkpoint {restored.prefix}", flush=True)
             elif directory.pretrained_model_path:
                 checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
-            sess.run(net.engine.synchronize)
-            step = restored.step if restored else 0
+
+        with session.started(initialise):
             settings = reader_settings(place, scan)
             queued = options.input == "queue"
-            with make_readers(scan, seed, settings, restored, queued) as readers:
+            prefix = found.prefix if found else None
+            with make_readers(
+                scan, seed, settings, prefix, queued=queued, cluster=cluster
+            ) as readers:
                 stop.at_abort(readers.stop)
                 stop.defer()
                 source = input_sources.make_source(
                     net.inputs,
-                    sess,
+                    session.session,
                     lambda: (readers.get(), readers.get_state()),
                     arrays=net.arrays,
                     keep=lambda batch: batch[1],  # the names of its pictures
                     stop_readers=readers.stop,
                 )
-                summary_writer = summaries.SummaryWriter(directory.path, graph)
+                writer = summaries.SummaryWriter(directory.path, graph) if directory else None
                 with source:
-                    run_steps(sess, net, saver, summary_writer, source, settings, stop, step)
-                summary_writer.close()
+                    run_steps(session, net, saver, writer, source, settings)
+                if writer:
+                    writer.close()
 
 
-def run_steps(sess, net, saver, summary_writer, source, settings, stop, step):
-    """The training loop: one `session.run` a batch, from `step` to --max_steps or a signal."""
+def run_steps(session, net, saver, summary_writer, source, settings):
+    """The training loop: one `session.run` a batch, to --max_steps or a signal.
+
+    Where there are several workers the chief alone has a saver and a summary_writer.
+    """
     updates = net.engine.ops_of_update
     progress = loop.Progress(examples_per_step=settings["batch_size"] * len(updates))
-    saved_step, state = step, None
+    step = saved_step = session.step
+    state = None
+    print_due, summary_due = loop.Every(10, step), loop.Every(FLAGS.save_summary_steps, step)
+    save_due = loop.Every(FLAGS.save_checkpoint_steps, step + 1)
 
     def save():
         write_state = functools.partial(data_util.save_reader_state, state=state, settings=settings)
-        prefix = saver.save(sess, step, side_files={READER_STATE: write_state})
+        prefix = saver.save(
+            session.session, session.current_step(), side_files={READER_STATE: write_state}
+        )
         print(f"saved {prefix}", flush=True)
 
-    while step < FLAGS.max_steps and not stop.requested:
+    while step < FLAGS.max_steps and not session.should_stop():
         losses = []
+        with_summary = summary_writer is not None and summary_due.due(step)
         try:
             for op in updates:
-                with stop.interruptible():
+                with session.interruptible():
                     feed, names, next_state = source.get()
-                fetches = {
-                    "losses": (net.model_loss, net.total_loss),
-                    "nonfinite": net.nonfinite,
-                    "op": op,
-                }
+                fetches = {"losses": (net.model_loss, net.total_loss), "nonfinite": net.nonfinite}
                 if op is net.train_op:
                     fetches |= net.engine.watched
-                    if step % FLAGS.save_summary_steps == 0:
+                    if with_summary:
                         fetches["summary"] = net.summary_op
-                values = sess.run(fetches, feed)
+                values, _ = session.run_step([fetches, op], feed)
                 loop.check_finite(values["nonfinite"], net.towers, step=step, files=names)
                 losses.append(values["losses"])
         except loop.StopRequested:
             break
         except (data_util.ReaderError, input_queue.InputError):  # the weights are good
-            if step > saved_step:
+            if saver and step > saved_step:
                 save()
             raise
         state = next_state
         progress.step(source.wait_seconds())
 
-        if step % 10 == 0:
+        if print_due.due(step):
             print(progress.line(step, *np.mean(losses, axis=0)), flush=True)
         if message := net.engine.overflow_message(values, step):
             print(message, flush=True)
-        if "summary" in values:
+        if with_summary:
             summary_writer.add_summary(values["summary"], global_step=step)
-        step += 1
-        if step % FLAGS.save_checkpoint_steps == 0 and step < FLAGS.max_steps:
+        step = session.step
+        if saver and save_due.due(step) and step < FLAGS.max_steps:
             save()
             saved_step = step
-    if step > saved_step:
+    if saver and step > saved_step:
         save()
 
 

@@ -31,6 +31,7 @@ What happens when a process of a cluster ends:
 """
 
 import contextlib
+import queue
 import threading
 import time
 import zlib
@@ -39,7 +40,6 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from utils.towers import cluster_hosts, cluster_server, collectives, loop
-from utils.towers.checkpoint_contents import reason
 from utils.towers.cluster import PS, WORKER, ClusterError
 
 COLLECTION = "cluster"  # variables that workers tell each other things with
@@ -126,14 +126,14 @@ class LocalSession:
         """Runs a training step, or one batch of it.
 
         Args:
-            fetches: list that has one of the engine's `ops_of_update`.
+            fetches: list whose only op is one of the engine's `ops_of_update`.
             feed: feed_dict.
 
         Returns:
             The fetched values.
         """
         values = self.session.run(fetches, feed)
-        if self._engine.train_op in fetches:
+        if _op_of_update(fetches) is self._engine.train_op:
             self.step += 1
         return values
 
@@ -289,7 +289,7 @@ class ParameterServerSession(_ClusterSession):
             loop.StopRequested: the run ends.
             ClusterError: a process cannot be reached for the time-out.
         """
-        [status] = [self._status[op] for op in fetches if op in self._status]
+        status = self._status[_op_of_update(fetches)]
         while True:
             try:
                 with self._step_in_progress():
@@ -335,24 +335,8 @@ class ParameterServerSession(_ClusterSession):
         Raises:
             ClusterError: one cannot or has not.
         """
-        self._watch.wait_until_reachable()
-        deadline = time.monotonic() + max(self._timeout, _CALL_SECONDS)
-        while True:
-            try:
-                with self._short_session() as session:
-                    signatures = session.run(self._ops["signatures"])
-                break
-            except _LOST as error:
-                if time.monotonic() > deadline:
-                    names = ", ".join(
-                        self._cluster.describe(PS, task) for task in range(len(self._mailboxes))
-                    )
-                    raise ClusterError(
-                        f"not all of {names} answer as parameter servers ({reason(error)});"
-                        " check that these ports are theirs"
-                    ) from error
-                self._watch.wait_until_reachable()
-                time.sleep(min(_PAUSE_SECONDS, self._timeout / 4))
+        self._watch.wait_until_reachable(PS)
+        signatures = self._signatures()
         own = self._cluster.signature()
         for task, signature in enumerate(signatures):
             if signature.decode() != own:
@@ -360,13 +344,48 @@ class ParameterServerSession(_ClusterSession):
                     f"{self._cluster.describe(PS, task)} belongs to {signature.decode()}, and this"
                     f" process to {own}; give all processes the same hosts and TensorFlow"
                 )
+        self._watch.wait_until_reachable()
+
+    def _signatures(self):
+        """What the parameter servers say about themselves.
+
+        Asked in a thread, because TensorFlow waits for ever for something that accepts connections
+        and is no server of it.
+
+        Raises:
+            ClusterError: they say nothing.
+        """
+        answers = queue.SimpleQueue()
+
+        def ask():
+            while True:
+                try:
+                    with self._short_session() as session:
+                        answers.put(session.run(self._ops["signatures"]))
+                    return
+                except _LOST:  # a server that has only just begun
+                    time.sleep(min(_PAUSE_SECONDS, self._timeout / 4))
+
+        threading.Thread(target=ask, name="first question", daemon=True).start()
+        deadline = time.monotonic() + max(self._timeout, _CALL_SECONDS)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=min(_PAUSE_SECONDS, self._timeout / 4))
+            self._watch.wait_until_reachable(PS)
+            if time.monotonic() > deadline:
+                servers = range(len(self._mailboxes))
+                names = ", ".join(self._cluster.describe(PS, task) for task in servers)
+                raise ClusterError(
+                    f"not all of {names} answer as parameter servers; check that these ports are"
+                    " theirs"
+                )
 
     def _prepare(self):
         """The chief's beginning: empties the parameter servers and fills them anew."""
         with tf.Session(self._server.target, self._graph, self._new_config()) as session:
             session.run(self._ops["reset"])
             if self._sync:  # there may be workers that wait in the run before this one
-                session.run(self._sync.close_op)
+                self._end_waiting(session)
         tf.Session.reset(self._server.target, config=self._new_config())
         self.session = tf.Session(self._server.target, self._graph, self._new_config())
         self.session.run(self._ops["reset"])
@@ -409,7 +428,7 @@ class ParameterServerSession(_ClusterSession):
             if session is self.session:
                 self._update_error = error
                 with contextlib.suppress(tf.errors.OpError, RuntimeError):
-                    session.run(self._sync.close_op)
+                    self._end_waiting(session)
 
     def _recover(self, error):
         """After a lost session: returns when there is a new one.
@@ -458,7 +477,7 @@ class ParameterServerSession(_ClusterSession):
     def _break_step(self):
         if self._sync and self.is_chief and self._watch.has_servers():
             with contextlib.suppress(tf.errors.OpError):
-                self.session.run(self._sync.close_op)
+                self._end_waiting(self.session)
         else:
             _close_in_background(self.session)
 
@@ -475,8 +494,13 @@ class ParameterServerSession(_ClusterSession):
                 who = self._cluster.describe(WORKER, self._cluster.task)
                 session.run(self._ops["set stopped"], {self._text: who})
                 if self._sync:
-                    session.run(self._sync.close_op)
+                    self._end_waiting(session)
             session.run(self._ops["done"])
+
+    def _end_waiting(self, session):
+        """Ends the waiting of all workers for an update."""
+        with contextlib.suppress(tf.errors.CancelledError):  # that is over already
+            session.run(self._sync.close_op)
 
     def _close(self):
         self._aggregator = None  # ends with its session
@@ -535,7 +559,7 @@ class AllReduceSession(_ClusterSession):
         Raises:
             ClusterError: a worker is gone.
         """
-        [status] = [self._status[op] for op in fetches if op in self._status]
+        status = self._status[_op_of_update(fetches)]
         feed = {**(feed or {}), self._vote: float(bool(self._stop.requested))}
         try:
             with self._step_in_progress():
@@ -603,6 +627,12 @@ class AllReduceSession(_ClusterSession):
 
     def _leave(self, failed):
         self._close()
+
+
+def _op_of_update(fetches):
+    """The op among some fetches."""
+    [op] = [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+    return op
 
 
 def _variable(name, dtype, value):

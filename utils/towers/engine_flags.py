@@ -346,6 +346,11 @@ def check(options, place, bn_updates):
             "--local_parameter_device=gpu needs a GPU, and none is visible; use"
             " --local_parameter_device=cpu"
         )
+    if options.worker_hosts and options.input == "queue":
+        raise ValueError(
+            "--input=queue belongs to one session, which workers of a cluster may have to make"
+            " anew; use --input=feed"
+        )
     if options.worker_hosts and not options.ps_hosts and not options.replicated:
         raise ValueError(
             "workers without parameter servers have the variables themselves; add"
@@ -361,3 +366,19 @@ def check(options, place, bn_updates):
             if getattr(options, field) != getattr(DEFAULTS, field):
                 flag = FLAG_OF.get(field, field)
                 raise ValueError(f"--{flag} needs parameter servers; add --ps_hosts or drop it")
+
+
+def check_seed(seed):
+    """Refuses workers that would each draw an order of the data of their own.
+
+    Args:
+        seed: value of --seed.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if seed is None:
+        raise ValueError(
+            "the workers of a cluster divide one order of the data, so they need the same --seed;"
+            " pass for example --seed=0 to all"
+        )

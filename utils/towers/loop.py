@@ -12,6 +12,9 @@ import tensorflow.compat.v1 as tf
 from utils.towers import feeding
 
 
+_WATCH = "signals"  # name of the thread that reads signals
+
+
 class NonFiniteLossError(ValueError):
     """A loss was NaN or infinite; the message says where."""
 
@@ -84,8 +87,46 @@ def run_script(train, stopping_errors):
         except StopRequested:
             print("stopped before the first step; nothing to save")
         except stopping_errors as error:
-            sys.exit(f"error: {error}")
-    sys.exit(stop.exit_code)
+            print(f"error: {error}", file=sys.stderr)
+            _exit(1)
+    _exit(stop.exit_code)
+
+
+def _exit(code):
+    """Ends the process.
+
+    A session of a cluster may leave a thread behind inside TensorFlow, waiting for a process that
+    is gone. Python's own way of ending would end such a thread, and with it, by abort, the process.
+    """
+    if any(thread.daemon and thread.name != _WATCH for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+class Every:
+    """Whether a multiple of a number of steps has been reached, also where steps are jumped over.
+
+    Args:
+        steps: the number.
+        start: first step that counts.
+    """
+
+    def __init__(self, steps, start):
+        self._steps = steps
+        self._next = -(-start // steps) * steps
+
+    def due(self, step):
+        """Whether `step` is, or has passed, the next multiple; which then counts as reached.
+
+        Args:
+            step: number of steps, never smaller than in the call before.
+        """
+        if step < self._next:
+            return False
+        self._next = (step // self._steps + 1) * self._steps
+        return True
 
 
 class Progress:
@@ -166,7 +207,7 @@ class StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._handle)
         self._previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        threading.Thread(target=self._watch, name=_WATCH, daemon=True).start()
         return self
 
     def __exit__(self, *exc_info):
