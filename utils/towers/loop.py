@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import feeding
 
-
 _WATCH = "signals"  # name of the thread that reads signals
 
 
