@@ -4,8 +4,10 @@ Each test process is forked from a server that has imported TensorFlow already, 
 yet. Data depend on the step and the tower alone, so that any split over workers sees the same.
 """
 
+import faulthandler
 import functools
 import os
+import signal
 import sys
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -160,6 +162,7 @@ def child(log, arguments):
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
+    faulthandler.register(signal.SIGUSR1)  # a test that waits in vain asks where the process is
     os.chdir(os.path.dirname(log))
     tf.disable_v2_behavior()
     tf.enable_resource_variables()

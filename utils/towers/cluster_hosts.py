@@ -49,8 +49,8 @@ class HostWatch:
         self._end = threading.Event()
         self._thread = None
 
-    def wait_until_reachable(self):
-        """Returns when all needed processes can be reached.
+    def wait_until_reachable(self, job=None):
+        """Returns when all needed processes, or those of one job, can be reached.
 
         Raises:
             ClusterError: one could not be for the time-out, which starts with this call.
@@ -58,7 +58,7 @@ class HostWatch:
         with self._lock:
             self._since.clear()
         said = False
-        while missing := self.missing():
+        while missing := self.missing(job):
             sentence = self.lost()
             if sentence:
                 raise ClusterError(sentence)
@@ -67,10 +67,12 @@ class HostWatch:
                 said = True
             time.sleep(min(_PAUSE_SECONDS, self._timeout / 4))
 
-    def missing(self):
+    def missing(self, only_job=None):
         """Looks once: the (job, task) that cannot be reached now, but for the spare ones."""
         for name in self._needed:
             job, task = name
+            if only_job not in (None, job):
+                continue
             reason = problem(self._cluster.hosts(job)[task])
             with self._lock:
                 if reason is None:
@@ -78,7 +80,8 @@ class HostWatch:
                 else:
                     self._since[name] = self._since.get(name, (time.monotonic(),))[0], reason
         with self._lock:
-            return self._not_spared(self._since)
+            missed = [name for name in self._since if only_job in (None, name[0])]
+        return self._not_spared(missed)
 
     def has_servers(self):
         """Whether all parameter servers could be reached at the last look."""

@@ -259,6 +259,7 @@ class ParameterServerSession(_ClusterSession):
             "done": [mailbox.done.enqueue(cluster.task) for mailbox in self._mailboxes],
         }
         self._step_value = self._engine.global_step.read_value()
+        self._connected = False  # at least once, to the parameter servers of this cluster
         self._aggregator = None
         self._update_error = None
         self._failing_since = None
@@ -344,6 +345,7 @@ class ParameterServerSession(_ClusterSession):
                     f"{self._cluster.describe(PS, task)} belongs to {signature.decode()}, and this"
                     f" process to {own}; give all processes the same hosts and TensorFlow"
                 )
+        self._connected = True
         self._watch.wait_until_reachable()
 
     def _signatures(self):
@@ -487,7 +489,7 @@ class ParameterServerSession(_ClusterSession):
         """Tells the others: that the run ends, if it does, and that this worker is done."""
         self._close()
         self._watch.missing()
-        if not self._watch.has_servers():
+        if not (self._connected and self._watch.has_servers()):
             return
         with self._short_session() as session, contextlib.suppress(tf.errors.OpError):
             if failed or self._error or self._stop.requested:
