@@ -148,7 +148,7 @@ GROUPS = {
     "points_ops": Group(
         "point_training_figures.ops", ("pointnet2_ops_of_a_tower", "pointnet2_ops_in_vain")
     ),
-    "augmentation": Group("point_figures.augmentation", ("augmentation_32_clouds",)),
+    "augmentation": Group("cloud_figures.augmentation", ("augmentation_32_clouds",)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Figures of PointNet++'s ops and augmentation: against plain loops, and the ops' memory."""
+"""Figures of PointNet++'s searches: CPU time against loops in C++, and memory."""
 
 import contextlib
 import math
@@ -7,21 +7,17 @@ import os
 import resource
 import tempfile
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
-from benchmarks import reference_augmentation
+from benchmarks.cloud_figures import shape_clouds
 from benchmarks.measure import Figure, interleave, ratio_figure
 from benchmarks.point_loops import Loops, NoCompilerError
 from benchmarks.tower_figures import one_thread
-from data import synthetic_shapes
 from nets.pointnet2 import ops
-from utils import provider
 
 CLOUDS, POINTS, SAMPLES, RADIUS, NEIGHBOURS = 16, 1024, 512, 0.2, 32
 SPEED_BARS = {"fps_1024_to_512": 2, "ball_query_1024_to_512": 2, "three_nn_1024_to_512": 5}
 MEMORY_BAR = 300  # MB
-BATCH = 32  # clouds, of the augmentation
 
 
 def speed():
@@ -76,50 +72,6 @@ def memory():
         detail = {"resident_before": round(before, 1), "highest_after": round(after, 1)}
         figures.append(Figure(f"{name}_memory", after - before, "MB", "<", MEMORY_BAR, detail))
     return figures
-
-
-def augmentation():
-    """Clouds per CPU second of `provider.augment_batch` over those of an obvious loop.
-
-    Batches of 32 clouds with 1024 points. Both draw the same random numbers; the time that NumPy
-    takes to draw them, which nothing can save, is in the detail.
-
-    Returns:
-        List of one Figure.
-    """
-    batch = shape_clouds(BATCH, POINTS)
-    rngs = [np.random.RandomState(0) for _ in range(3)]
-    # A pair of variates takes 4 / pi pairs of uniform numbers.
-    draws = int(batch.size * 4 / np.pi)
-    seconds = interleave(
-        {
-            "ours": lambda: provider.augment_batch(batch, rng=rngs[0]),
-            "loop": lambda: reference_augmentation.augment_batch(batch, rngs[1]),
-            "draws": lambda: rngs[2].random_sample(draws),
-        },
-        rounds=200,
-    )
-    per_second = {name: int(BATCH / np.median(values)) for name, values in seconds.items()}
-    return [
-        ratio_figure(
-            "augmentation_32_clouds",
-            seconds["loop"],
-            seconds["ours"],
-            ">=",
-            3,
-            clouds_per_cpu_second=per_second["ours"],
-            loop=per_second["loop"],
-            draws_alone=per_second["draws"],
-        )
-    ]
-
-
-def shape_clouds(count, num_point):
-    """Made-up shapes in the unit sphere, [count, num_point, 3] float32."""
-    rng = np.random.RandomState(0)
-    options = synthetic_shapes.ShapeOptions(points=num_point)
-    labels = np.arange(count) % len(synthetic_shapes.SHAPES)
-    return np.stack([synthetic_shapes.make_cloud(label, options, rng) for label in labels])
 
 
 def _inputs():

@@ -11,8 +11,8 @@ from absl import flags
 
 import train_multi_gpu
 from benchmarks import needed_ops
+from benchmarks.cloud_figures import shape_clouds
 from benchmarks.measure import Figure, interleave, ratio_figure
-from benchmarks.point_figures import shape_clouds
 from benchmarks.tower_figures import one_thread
 from data import synthetic_shapes
 from utils import pointnet_util

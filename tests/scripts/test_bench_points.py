@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import train_multi_gpu
-from benchmarks import needed_ops, point_figures, point_loops, reference_augmentation
+from benchmarks import cloud_figures, needed_ops, point_figures, point_loops, reference_augmentation
 from nets.pointnet2 import ops
 from tests import point_ops
 from utils import provider
@@ -26,7 +26,7 @@ def loops(tmp_path_factory):
 @pytest.fixture(scope="module")
 def clouds():
     """Made-up shapes with empty balls and with full ones, and a lattice with many ties."""
-    shapes = point_figures.shape_clouds(3, 700)
+    shapes = cloud_figures.shape_clouds(3, 700)
     return np.concatenate([shapes, point_ops.lattice(np.random.RandomState(0), 1, 700)])
 
 
@@ -65,7 +65,7 @@ def test_without_a_compiler_the_figures_say_so(monkeypatch, tmp_path):
 
 
 def test_the_loop_over_clouds_augments_as_ours_does():
-    batch = point_figures.shape_clouds(5, 999)
+    batch = cloud_figures.shape_clouds(5, 999)
     first, second = np.random.RandomState(3), np.random.RandomState(3)
     found = provider.augment_batch(batch, rng=first)
     expected = reference_augmentation.augment_batch(batch, second)

@@ -1,0 +1,121 @@
+"""The session of a worker that has its own variables and exchanges gradients with the others."""
+
+import contextlib
+import time
+import zlib
+
+import tensorflow.compat.v1 as tf
+
+from utils.towers import collectives
+from utils.towers.cluster import WORKER, ClusterError
+from utils.towers.cluster_worker import LOST, PAUSE_SECONDS, WorkerSession, close_in_background
+
+_STOP_GROUP, _START_GROUP = 1001, 1002  # keys of collectives beside those of the towers
+
+
+class AllReduceSession(WorkerSession):
+    """The session of a worker that has its own variables and exchanges gradients with the others.
+
+    All begin with the chief's values.
+    """
+
+    def __init__(self, cluster, place, *args):
+        workers = cluster.num_workers
+        with tf.device(place.host):
+            self._vote = tf.placeholder_with_default(0.0, [])
+            group = collectives.CollectiveGroup(1, num_workers=workers, group_key=_STOP_GROUP)
+            self._votes = group.sum_over_towers(0)(self._vote)
+        super().__init__(cluster, place, *args)
+        with tf.device(place.host):
+            self._begin = self._chiefs_values(tf.global_variables())
+
+    def interruptible(self):
+        """A block that a signal does not break off: the others wait for this worker's step."""
+        return contextlib.nullcontext()
+
+    def current_step(self):
+        """Number of updates that the variables have seen, for saving them."""
+        return self.step
+
+    def run_step(self, fetches, feed=None):
+        """Runs a training step, or one batch of it.
+
+        Args, Returns: see LocalSession.
+
+        Raises:
+            ClusterError: a worker is gone.
+        """
+        status = self._status[_op_of_update(fetches)]
+        feed = {**(feed or {}), self._vote: float(bool(self._stop.requested))}
+        try:
+            with self._step_in_progress():
+                values, (step, votes) = self.session.run([fetches, status], feed)
+        except LOST as error:
+            raise ClusterError(self._reason(error)) from error
+        self.step = int(step)
+        self._stopped = self._stopped or votes > 0
+        return values
+
+    def _needed(self):
+        return self._others(), 0
+
+    def _status_after(self, op, place):
+        """(step, number of workers that want to stop), read when an op of an update has run."""
+        with tf.control_dependencies([op]):
+            return self._engine.global_step.read_value(), self._votes
+
+    def _chiefs_values(self, variables):
+        """(op that gives every worker the chief's variables, checksum of the chief's signature)."""
+        group = collectives.CollectiveGroup(
+            1, num_workers=self._cluster.num_workers, group_key=_START_GROUP
+        )
+        checksum = tf.constant(zlib.crc32(self._cluster.signature().encode()), tf.int64)
+        values = [checksum, *(variable.read_value() for variable in variables)]
+        if not self.is_chief:
+            values = [tf.zeros_like(value) for value in values]
+        checksum, *sums = group.all_reduce_list(0, values)
+        if self.is_chief:
+            return tf.group(*sums), checksum
+        return tf.group(*(v.assign(value) for v, value in zip(variables, sums))), checksum
+
+    def _start(self):
+        self._watch.wait_until_reachable()
+        self.session = tf.Session(self._server.target, config=self._config)
+        if self.is_chief:
+            self._initialise(self.session)
+        else:
+            self.session.run(self._init)
+        try:
+            _, checksum = self.session.run(self._begin)
+        except LOST as error:
+            raise ClusterError(self._reason(error)) from error
+        if checksum != zlib.crc32(self._cluster.signature().encode()):
+            raise ClusterError(
+                f"{self._cluster.describe(WORKER, 0)} has another list of workers, or another"
+                " TensorFlow; give all processes the same"
+            )
+        self.session.run(self._engine.synchronize)
+        self.step = int(self.session.run(self._engine.global_step))
+
+    def _reason(self, error):
+        """One sentence about a step that failed, with the address of who is gone if it shows."""
+        for _ in range(10):
+            missing = [] if self._lost else self._watch.missing()
+            if self._lost or missing:
+                break
+            time.sleep(PAUSE_SECONDS)
+        names = ", ".join(self._cluster.describe(*name) for name in missing) or "a worker"
+        lost = self._lost or f"{names} ended in the middle of the run ({type(error).__name__})"
+        return f"{lost}; nothing was saved since the last checkpoint, start all with --restore"
+
+    def _break_step(self):
+        close_in_background(self.session)
+
+    def _leave(self, failed):
+        self._close()
+
+
+def _op_of_update(fetches):
+    """The op among some fetches."""
+    [op] = [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+    return op

@@ -1,0 +1,324 @@
+"""The session of a worker whose variables are on parameter servers.
+
+The chief fills the parameter servers when it begins, and again when one of them has lost its
+variables. The others wait until it has. A worker that ends the run says so there.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+
+import tensorflow.compat.v1 as tf
+from absl import logging
+
+from utils.towers import cluster_server, loop
+from utils.towers.cluster import PS, WORKER, ClusterError
+from utils.towers.cluster_worker import (
+    LOST,
+    PAUSE_SECONDS,
+    WorkerSession,
+    close_in_background,
+)
+
+COLLECTION = "cluster"  # variables that workers tell each other things with
+_CALL_SECONDS = 5.0  # for a question to a parameter server, which answers at once or is not there
+_SAY_SECONDS = 30.0
+
+
+class ParameterServerSession(WorkerSession):
+    """The session of a worker whose variables are on parameter servers."""
+
+    def __init__(self, cluster, place, *args):
+        self._mailboxes = [cluster_server.Mailbox(task) for task in range(len(cluster.ps_hosts))]
+        with tf.device(place.step_device):
+            self._ready = _variable("cluster/ready", tf.bool, False)
+            self._who_stopped = _variable("cluster/who_stopped", tf.string, "")
+        super().__init__(cluster, place, *args)
+        self._sync = self._engine.sync_update
+        self._text = tf.placeholder(tf.string, [])
+        self._ops = {
+            "ready": self._ready.read_value(),
+            "who stopped": self._who_stopped.read_value(),
+            "set ready": self._ready.assign(True).op,
+            "set stopped": self._who_stopped.assign(self._text).op,
+            "reset": tf.group(self._ready.initializer, self._who_stopped.initializer),
+            "signatures": [mailbox.signature.read_value() for mailbox in self._mailboxes],
+            "done": [mailbox.done.enqueue(cluster.task) for mailbox in self._mailboxes],
+        }
+        self._step_value = self._engine.global_step.read_value()
+        self._connected = False  # at least once, to the parameter servers of this cluster
+        self._update_error = None
+        self._failing_since = None
+        self._graph = tf.get_default_graph()
+
+    def interruptible(self):
+        """A block, such as waiting for a batch, that a signal breaks off with StopRequested."""
+        return self._stop.interruptible()
+
+    def should_stop(self):
+        """Whether the loop is to end, here or in another worker."""
+        return self._stopped or bool(self._stop.requested)
+
+    def current_step(self):
+        """Number of updates that the variables have seen.
+
+        With backup workers or asynchronous workers others may go on while the chief saves: the
+        variables of a checkpoint are then up to a few updates apart, as is usual with such runs.
+        """
+        return int(self.session.run(self._step_value))
+
+    def run_step(self, fetches, feed=None):
+        """Runs a training step, or one batch of it; again, where processes began anew meanwhile.
+
+        Args, Returns: see LocalSession.
+
+        Raises:
+            loop.StopRequested: the run ends.
+            ClusterError: a process cannot be reached for the time-out.
+        """
+        status = self._status[_op_of_update(fetches)]
+        while True:
+            try:
+                with self._step_in_progress():
+                    values, (step, who) = self.session.run([fetches, status], feed)
+            except LOST as error:
+                self._recover(error)
+            else:
+                self._failing_since = None
+                self.step = int(step)
+                self._note_stop(who)
+                return values
+
+    def _needed(self):
+        servers = [(PS, task) for task in range(len(self._cluster.ps_hosts))]
+        if not self._cluster.is_chief:
+            return [*servers, (WORKER, 0)], 0
+        if self._engine.sync_update is None:
+            return servers, 0
+        return [*servers, *self._others()], self._engine.sync_update.backup_workers
+
+    def _status_after(self, op, place):
+        """(step, who stopped), read when an op of an update has run."""
+        with tf.control_dependencies([op]):
+            return self._engine.global_step.read_value(), self._who_stopped.read_value()
+
+    def _note_stop(self, who):
+        if who and not self._stopped:
+            logging.info("%s ends the run", who.decode())
+            self._stopped = True
+
+    # --------------------------------------------------------------------- begin and begin again
+
+    def _start(self):
+        self._connect()
+        if self.is_chief:
+            self._prepare()
+        else:
+            self._wait_until_ready()
+        self.step = int(self.session.run(self._step_value))
+
+    def _connect(self):
+        """Returns when all needed processes can be reached and have the same cluster.
+
+        Raises:
+            ClusterError: one cannot or has not.
+        """
+        self._watch.wait_until_reachable(PS)
+        signatures = self._signatures()
+        own = self._cluster.signature()
+        for task, signature in enumerate(signatures):
+            if signature.decode() != own:
+                raise ClusterError(
+                    f"{self._cluster.describe(PS, task)} belongs to {signature.decode()}, and this"
+                    f" process to {own}; give all processes the same hosts and TensorFlow"
+                )
+        self._connected = True
+        self._watch.wait_until_reachable()
+
+    def _signatures(self):
+        """What the parameter servers say about themselves.
+
+        Asked in a thread, because TensorFlow waits for ever for something that accepts connections
+        and is no server of it.
+
+        Raises:
+            ClusterError: they say nothing.
+        """
+        answers = queue.SimpleQueue()
+
+        def ask():
+            while True:
+                try:
+                    with self._short_session() as session:
+                        answers.put(session.run(self._ops["signatures"]))
+                    return
+                except LOST:  # a server that has only just begun
+                    time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
+
+        threading.Thread(target=ask, name="first question", daemon=True).start()
+        deadline = time.monotonic() + max(self._timeout, _CALL_SECONDS)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=min(PAUSE_SECONDS, self._timeout / 4))
+            self._watch.wait_until_reachable(PS)
+            if time.monotonic() > deadline:
+                servers = range(len(self._mailboxes))
+                names = ", ".join(self._cluster.describe(PS, task) for task in servers)
+                raise ClusterError(
+                    f"not all of {names} answer as parameter servers; check that these ports are"
+                    " theirs"
+                )
+
+    def _prepare(self):
+        """The chief's beginning: empties the parameter servers and fills them anew."""
+        with tf.Session(self._server.target, self._graph, self._new_config()) as session:
+            session.run(self._ops["reset"])
+            if self._sync:  # there may be workers that wait in the run before this one
+                self._end_waiting(session)
+        tf.Session.reset(self._server.target, config=self._new_config())
+        self.session = tf.Session(self._server.target, self._graph, self._new_config())
+        self.session.run(self._ops["reset"])
+        self._initialise(self.session)
+        self.session.run(self._engine.synchronize)
+        if self._sync:
+            self.session.run(self._sync.chief_init_op)
+            self._update_error = None
+            threading.Thread(
+                target=self._aggregate, args=(self.session,), name="aggregator", daemon=True
+            ).start()
+        self.session.run(self._ops["set ready"])
+
+    def _wait_until_ready(self):
+        """Returns when the chief has prepared the variables."""
+        self.session = tf.Session(self._server.target, self._graph, self._new_config())
+        said = time.monotonic() - _SAY_SECONDS + 2
+        while True:
+            self._check_stopped()
+            with contextlib.suppress(*LOST):
+                if self._ask("ready"):
+                    break
+            self._watch.wait_until_reachable()
+            if time.monotonic() - said > _SAY_SECONDS:
+                logging.info("waiting for the chief to prepare the variables")
+                said = time.monotonic()
+            with self._stop.interruptible():
+                time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
+        if self._sync:
+            self.session.run(self._sync.worker_init_op)
+        self.session.run(self._engine.synchronize)
+
+    def _aggregate(self, session):
+        """Makes updates as long as there are gradients; in a thread of the chief."""
+        try:
+            while True:
+                session.run(self._sync.aggregate_op)
+        except (tf.errors.OpError, RuntimeError) as error:  # RuntimeError: the session is closed
+            if session is self.session:
+                self._update_error = error
+                with contextlib.suppress(tf.errors.OpError, RuntimeError):
+                    self._end_waiting(session)
+
+    def _recover(self, error):
+        """After a lost session: returns when there is a new one.
+
+        Raises:
+            loop.StopRequested, ClusterError: there is none to be had.
+        """
+        if self._lost:
+            self._give_up()
+        self._check_stopped()
+        update_error = self._update_error
+        if isinstance(update_error, tf.errors.OpError) and not isinstance(update_error, LOST):
+            raise update_error
+        self._failing_since = self._failing_since or time.monotonic()
+        while True:
+            seconds = time.monotonic() - self._failing_since
+            if seconds > self._timeout + _CALL_SECONDS:
+                raise ClusterError(
+                    f"no step for {seconds:.0f} seconds ({type(error).__name__}); look at the"
+                    " output of the other processes"
+                ) from error
+            logging.warning("the session is lost (%s); beginning again", type(error).__name__)
+            self._close()
+            try:
+                return self._start()
+            except LOST as again:
+                error = again
+                time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
+
+    def _check_stopped(self):
+        """Raises StopRequested where a worker has ended the run."""
+        with contextlib.suppress(*LOST):
+            self._note_stop(self._ask("who stopped"))
+        if self._stopped:
+            raise loop.StopRequested
+
+    def _give_up(self):
+        """A process is gone. The chief saves what the parameter servers have, if they are there."""
+        error = ClusterError(self._lost)
+        if not self.is_chief or not self._watch.has_servers():
+            raise error
+        self._error = error
+        self._stopped = True
+        raise loop.StopRequested
+
+    def _break_step(self):
+        if self._sync and self.is_chief and self._watch.has_servers():
+            with contextlib.suppress(tf.errors.OpError):
+                self._end_waiting(self.session)
+        else:
+            close_in_background(self.session)
+
+    # -------------------------------------------------------------------------------------- end
+
+    def _leave(self, failed):
+        """Tells the others: that the run ends, if it does, and that this worker is done."""
+        self._close()
+        self._watch.missing()
+        if not (self._connected and self._watch.has_servers()):
+            return
+        with self._short_session() as session, contextlib.suppress(tf.errors.OpError):
+            if failed or self._error or self._stop.requested:
+                who = self._cluster.describe(WORKER, self._cluster.task)
+                session.run(self._ops["set stopped"], {self._text: who})
+                if self._sync:
+                    self._end_waiting(session)
+            session.run(self._ops["done"])
+
+    def _end_waiting(self, session):
+        """Ends the waiting of all workers for an update."""
+        with contextlib.suppress(tf.errors.CancelledError):  # that is over already
+            session.run(self._sync.close_op)
+
+    def _ask(self, what):
+        options = tf.RunOptions(timeout_in_ms=int(1000 * _CALL_SECONDS))
+        return self.session.run(self._ops[what], options=options)
+
+    @contextlib.contextmanager
+    def _short_session(self):
+        """A session for questions that a parameter server answers at once, if it is one."""
+        config = self._new_config()
+        config.operation_timeout_in_ms = int(1000 * _CALL_SECONDS)
+        session = tf.Session(self._server.target, graph=self._graph, config=config)
+        try:
+            yield session
+        finally:
+            close_in_background(session)
+
+    def _new_config(self):
+        config = tf.ConfigProto()
+        config.CopyFrom(self._config)
+        return config
+
+
+def _variable(name, dtype, value):
+    return tf.get_variable(
+        name,
+        [],
+        dtype,
+        tf.constant_initializer(value),
+        trainable=False,
+        collections=[COLLECTION],
+        use_resource=True,
+    )
