@@ -253,9 +253,9 @@ def test_all_epochs_done_or_another_network_is_said_before_a_graph_is_built(whol
         from utils.towers import loop
 
         train_multi_gpu.define_flags()
-        train_multi_gpu.TrainGraph = None  # nobody gets that far
+        train_multi_gpu.TrainGraph = None  # the last case alone gets that far
         with loop.StopSignals() as stop:
-            for case in ("--max_epoch=2", "--model=pointnet2_cls_ssg", "--seed=4"):  # the last fails at the graph
+            for case in ("--max_epoch=2", "--model=pointnet2_cls_ssg", "--seed=4"):
                 flags.FLAGS.unparse_flags()
                 flags.FLAGS([*sys.argv, "--model=pointnet_cls_basic", "--max_epoch=3", case])
                 try:
