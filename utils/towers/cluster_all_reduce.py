@@ -8,7 +8,13 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import collectives
 from utils.towers.cluster import WORKER, ClusterError
-from utils.towers.cluster_worker import LOST, PAUSE_SECONDS, WorkerSession, close_in_background
+from utils.towers.cluster_worker import (
+    LOST,
+    PAUSE_SECONDS,
+    WorkerSession,
+    close_in_background,
+    op_of_update,
+)
 
 _STOP_GROUP, _START_GROUP = 1001, 1002  # keys of collectives beside those of the towers
 
@@ -45,7 +51,7 @@ class AllReduceSession(WorkerSession):
         Raises:
             ClusterError: a worker is gone.
         """
-        status = self._status[_op_of_update(fetches)]
+        status = self._status[op_of_update(fetches)]
         feed = {**(feed or {}), self._vote: float(bool(self._stop.requested))}
         try:
             with self._step_in_progress():
@@ -113,9 +119,3 @@ class AllReduceSession(WorkerSession):
 
     def _leave(self, failed):
         self._close()
-
-
-def _op_of_update(fetches):
-    """The op among some fetches."""
-    [op] = [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
-    return op

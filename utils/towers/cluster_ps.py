@@ -19,6 +19,7 @@ from utils.towers.cluster_worker import (
     PAUSE_SECONDS,
     WorkerSession,
     close_in_background,
+    op_of_update,
 )
 
 COLLECTION = "cluster"  # variables that workers tell each other things with
@@ -77,7 +78,7 @@ class ParameterServerSession(WorkerSession):
             loop.StopRequested: the run ends.
             ClusterError: a process cannot be reached for the time-out.
         """
-        status = self._status[_op_of_update(fetches)]
+        status = self._status[op_of_update(fetches)]
         while True:
             try:
                 with self._step_in_progress():

@@ -118,3 +118,9 @@ def close_in_background(session):
             session.close()
 
     threading.Thread(target=close, name="closing a session", daemon=True).start()
+
+
+def op_of_update(fetches):
+    """The op among some fetches of a training step."""
+    [op] = [fetch for fetch in fetches if isinstance(fetch, tf.Operation)]
+    return op
