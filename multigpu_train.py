@@ -226,7 +226,7 @@ class TrainGraph:
                 options,
                 lambda: tf.train.AdamOptimizer(self.learning_rate),
                 self.global_step,
-                self.inputs.whole(0),
+                self.inputs.whole(1),
                 cluster,
             )
 

@@ -8,6 +8,7 @@ modelnet40_ply_hdf5_2048/ or, with --normal, modelnet40_normal_resampled/. After
 split is evaluated. Evaluation of a checkpoint, with votes: evaluate.py.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -31,6 +32,8 @@ from utils.log_file import LogFile, flags_line
 from utils.segmentation_metrics import ClassCounts, shown
 from utils.towers import (
     checkpoints,
+    cluster_server,
+    cluster_session,
     compat,
     context,
     devices,
@@ -44,6 +47,7 @@ from utils.towers import (
     summaries,
     train_op,
 )
+from utils.towers.cluster import ClusterError, cluster_from
 from utils.towers.engine import Engine
 from utils.towers.progress import EpochCheckpoints, Progress, read_progress
 
@@ -56,6 +60,7 @@ GRAPH_FLAGS = (
 # What ends a run with one sentence; anything else is a fault of the program and keeps its
 # traceback.
 STOPPING_ERRORS = (
+    ClusterError,
     checkpoints.CheckpointError,
     data_util.ReaderError,
     input_queue.InputError,
@@ -158,6 +163,7 @@ class TrainGraph:
         place: utils.towers.devices.Devices.
         seed: of the dropout masks.
         options: utils.towers.engine_flags.EngineOptions.
+        cluster: utils.towers.cluster.Cluster, or None for one process.
         queue_capacity: batches in the queue of --input=queue.
         rate_factor: factor of the learning rate, see engine_flags.
         The other keywords are the flags of the same names.
@@ -180,6 +186,7 @@ class TrainGraph:
         as_shipped=False,
         seed=0,
         options=engine_flags.DEFAULTS,
+        cluster=None,
         queue_capacity=2,
         rate_factor=1,
     ):
@@ -191,16 +198,17 @@ class TrainGraph:
             )
             self.inputs = input_queue.training_inputs(options.input, place, specs, queue_capacity)
             self.pointclouds_pl, self.labels_pl = self.inputs.tensors
-            self.batch = tf.get_variable(
-                "batch",
-                [],
-                initializer=tf.constant_initializer(0),
-                trainable=False,
-                use_resource=True,
-            )
+            with tf.device(place.step_device):
+                self.batch = tf.get_variable(
+                    "batch",
+                    [],
+                    initializer=tf.constant_initializer(0),
+                    trainable=False,
+                    use_resource=True,
+                )
             # Read once, because the step changes it: all below use the value before the step.
             step = self.batch.read_value()
-            clouds = batch_size * options.accumulate_steps  # of an update
+            clouds = batch_size * options.accumulate_steps * num_workers(cluster)  # of an update
             self.bn_decay = schedules.get_bn_decay(step, batch_size=clouds, decay_step=decay_step)
             self.learning_rate = schedules.scale_learning_rate(
                 schedules.get_learning_rate(
@@ -221,7 +229,7 @@ class TrainGraph:
                 return tf.train.AdamOptimizer(self.learning_rate)
 
             self.engine = engine = Engine(
-                place, options, make_optimizer, self.batch, self.inputs.whole(0)
+                place, options, make_optimizer, self.batch, self.inputs.whole(1), cluster
             )
             slices, weights = self.inputs.split(feeding.split_evenly)
 
@@ -307,15 +315,28 @@ def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, options, make_datasets, folders): the towers' Devices, the EngineOptions,
-        {split: function of rng=}, and the folders that the data lie in.
+        Tuple (place, options, cluster, make_datasets, folders): the towers' Devices, the
+        EngineOptions, the Cluster or None, {split: function of rng=}, and the folders that the data
+        lie in; a parameter server has the cluster alone.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
     """
     compat.check_tensorflow()
-    place = devices.resolve_num_gpus(FLAGS.num_gpus)
     options = engine_flags.options_from_flags(FLAGS)
+    cluster = cluster_from(
+        os.environ.get("TF_CONFIG"),
+        options.ps_hosts,
+        options.worker_hosts,
+        options.job_name,
+        options.task_index,
+    )
+    if cluster and cluster.is_parameter_server:
+        return None, options, cluster, None, None
+    place = devices.resolve_num_gpus(FLAGS.num_gpus)
+    if cluster:
+        options, place = cluster.options(options), cluster.devices(place)
+        engine_flags.check_seed(FLAGS.seed)
     engine_flags.check(options, place, FLAGS["bn_updates"])
     place = options.place_variables(place)
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
@@ -331,16 +352,22 @@ def check_flags():
             data_path=FLAGS.data_path,
             normal=FLAGS.normal,
             num_point=FLAGS.num_point,
-            batch_size=FLAGS.batch_size,
+            # Workers divide each training batch among them; the chief alone evaluates.
+            batch_size=FLAGS.batch_size * workers,
         )
-        for split in ("train", "test")
+        for split, workers in (("train", num_workers(cluster)), ("test", 1))
     }
     folders = []
     for make_dataset in make_datasets.values():
         dataset = make_dataset(rng=np.random.RandomState(0))
         modelnet.check_dataset(dataset, NUM_CLASSES)
         folders += modelnet.folders(dataset)
-    return place, options, make_datasets, folders
+    return place, options, cluster, make_datasets, folders
+
+
+def num_workers(cluster):
+    """Number of workers of a cluster, or 1 without one."""
+    return cluster.num_workers if cluster else 1
 
 
 def reader_settings():
@@ -350,17 +377,21 @@ def reader_settings():
 
 def train(stop):
     """Trains until --max_epoch or a signal."""
-    found = progress = None
+    found = progress = directory = None
     try:
-        place, options, make_datasets, folders = check_flags()
-        directory = checkpoints.prepare_checkpoint_directory(
-            FLAGS.log_dir,
-            FLAGS.restore,
-            protected=[FLAGS.data_path, *folders, os.path.dirname(os.path.abspath(__file__))],
-            flag="--log_dir",
-        )
+        place, options, cluster, make_datasets, folders = check_flags()
+        if cluster and cluster.is_parameter_server:
+            cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
+            return
+        if cluster is None or cluster.is_chief:
+            directory = checkpoints.prepare_checkpoint_directory(
+                FLAGS.log_dir,
+                FLAGS.restore,
+                protected=[FLAGS.data_path, *folders, os.path.dirname(os.path.abspath(__file__))],
+                flag="--log_dir",
+            )
         if FLAGS.restore:
-            found = checkpoints.newest_undamaged(directory.path)
+            found = checkpoints.newest_undamaged(directory.path if directory else FLAGS.log_dir)
             identify.check_checkpoint(
                 found.prefix,
                 found.shapes,
@@ -386,9 +417,11 @@ def train(stop):
             progress.seed,
         )
 
-    log = LogFile(os.path.join(directory.path, "log_train.txt"), append=FLAGS.restore)
+    log_path = os.path.join(directory.path, "log_train.txt") if directory else os.devnull
+    log = LogFile(log_path, append=FLAGS.restore)
     with tf.Graph().as_default() as graph:
         log.write(flags_line(FLAGS, "num_gpus"))
+        log.write(flags_line(FLAGS, "variable_update"))
         log.log_string(f"pid: {os.getpid()}")
         log.log_string(place.describe(FLAGS.batch_size // place.num_towers))
         log.log_string(
@@ -404,42 +437,48 @@ def train(stop):
             place,
             seed=seed,
             options=options,
+            cluster=cluster,
             queue_capacity=queue_capacity,
             rate_factor=options.learning_rate_factor(
-                FLAGS.batch_size // place.num_towers, place.num_towers
+                FLAGS.batch_size // place.num_towers, place.num_towers * num_workers(cluster)
             ),
             **{name: FLAGS[name].value for name in GRAPH_FLAGS},
         )
         if options.input == "queue":
             log.log_string(net.inputs.describe(bytes_per_batch))
-        savers = EpochCheckpoints(directory.path, log.log_string, "--log_dir")
+        savers = None
+        if directory:
+            with tf.device(place.host):
+                savers = EpochCheckpoints(directory.path, log.log_string, "--log_dir")
         init = tf.global_variables_initializer()
+        session = cluster_session.make_session(
+            cluster, place, net.engine, init, stop, options.cluster_timeout
+        )
         graph.finalize()
-        for file in (net.network.__file__, __file__):  # as the original does
-            shutil.copy(file, directory.path)
+        if directory:
+            for file in (net.network.__file__, __file__):  # as the original does
+                shutil.copy(file, directory.path)
 
-        with tf.Session(config=place.session_config()) as sess:
+        def initialise(sess):
+            """Initial values or those of a checkpoint; again where parameter servers lost them."""
             sess.run(init)
-            restored = None
-            if found is not None:
+            if found is not None or tf.train.latest_checkpoint(directory.path):
                 restored = checkpoints.restore_training(
-                    sess,
-                    found.prefix,
-                    step_name="batch",
-                    describe=identify.describe_checkpoint,
+                    sess, directory.path, step_name="batch", describe=identify.describe_checkpoint
                 )
                 log.log_string(f"Model restored from file: {restored.prefix}")
-                if progress is None:
-                    logging.warning("nothing tells the epoch: counting from 0")
-            sess.run(net.engine.synchronize)
+
+        with session.started(initialise), contextlib.ExitStack() as opened:
+            if found is not None and progress is None:
+                logging.warning("nothing tells the epoch: counting from 0")
             progress = progress or Progress(seed)
             progress.seed, progress.settings = seed, reader_settings()
             states = None
-            if restored is not None:
-                path = restored.prefix + READER_STATE
+            if found is not None:
+                path = found.prefix + READER_STATE
                 states = data_util.state_to_continue(path, FLAGS.num_readers, reader_settings())
                 progress.trained = progress.trained and states is not None
-            options = {
+            reader_options = {
                 "seed": seed,
                 "reader": FLAGS.reader,
                 "max_queue_size": FLAGS.max_queue_size,
@@ -449,44 +488,52 @@ def train(stop):
                 augment=True,
                 num_readers=FLAGS.num_readers,
                 states=states,
-                **options,
+                worker=cluster.task if cluster else 0,
+                num_workers=num_workers(cluster),
+                **reader_options,
             )
-            test_readers = modelnet.make_readers(make_datasets["test"], augment=False, **options)
-            writers = [
-                summaries.SummaryWriter(os.path.join(directory.path, split), graph)
-                for split in ("train", "test")
-            ]
-            with train_readers, test_readers, writers[0], writers[1]:
-                stop.at_abort(train_readers.stop)
+            test_batches = train_writer = test_writer = None
+            towers = place.num_towers
+            if directory:  # the chief alone evaluates and writes summaries
+                test_readers = modelnet.make_readers(
+                    make_datasets["test"], augment=False, **reader_options
+                )
+                test_batches = modelnet.SharedBatches(test_readers, towers, NUM_CLASSES)
+                train_writer, test_writer = [
+                    opened.enter_context(
+                        summaries.SummaryWriter(os.path.join(directory.path, split), graph)
+                    )
+                    for split in ("train", "test")
+                ]
+                opened.enter_context(test_readers)
                 stop.at_abort(test_readers.stop)
-                stop.defer()
-                towers = place.num_towers
-                smallest = min(2, FLAGS.batch_size // towers) * towers
-                source = input_sources.make_source(
-                    net.inputs,
-                    sess,
-                    modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES).get,
-                    arrays=net.arrays,
-                    keep=lambda batch: {**batch, "points": None},
-                    stop_readers=train_readers.stop,
-                )
-                run = Run(
-                    sess,
-                    net,
-                    savers,
-                    log,
-                    stop,
-                    progress,
-                    source=source,
-                    test_batches=modelnet.SharedBatches(test_readers, towers, NUM_CLASSES),
-                    train_writer=writers[0],
-                    test_writer=writers[1],
-                    state=train_readers.get_state(),
-                    step=restored.step if restored else 0,
-                    first_step=restored.step if restored else 0,
-                )
-                with source:
-                    run_epochs(run)
+            opened.enter_context(train_readers)
+            stop.at_abort(train_readers.stop)
+            stop.defer()
+            smallest = min(2, FLAGS.batch_size // towers) * towers
+            source = input_sources.make_source(
+                net.inputs,
+                session.session,
+                modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES).get,
+                arrays=net.arrays,
+                keep=lambda batch: {**batch, "points": None},
+                stop_readers=train_readers.stop,
+            )
+            run = Run(
+                session,
+                net,
+                savers,
+                log,
+                progress,
+                source=source,
+                test_batches=test_batches,
+                train_writer=train_writer,
+                test_writer=test_writer,
+                state=train_readers.get_state(),
+                first_step=session.step,
+            )
+            with source:
+                run_epochs(run)
 
 
 @dataclasses.dataclass
@@ -495,23 +542,21 @@ class Run:
 
     Attributes:
         state: of the readers, after the last batch that was trained on.
-        step: number of training steps.
-        first_step: the same when this run began.
-        The others as in `train`.
+        first_step: number of training steps when this run began.
+        The others as in `train`; None in a worker that is not the chief: savers, test_batches and
+        the writers.
     """
 
-    sess: tf.Session
+    session: cluster_session.LocalSession
     net: TrainGraph
-    savers: EpochCheckpoints
+    savers: EpochCheckpoints | None
     log: LogFile
-    stop: loop.StopSignals
     progress: Progress
     source: input_sources.FeedSource
-    test_batches: modelnet.SharedBatches
-    train_writer: summaries.SummaryWriter
-    test_writer: summaries.SummaryWriter
+    test_batches: modelnet.SharedBatches | None
+    train_writer: summaries.SummaryWriter | None
+    test_writer: summaries.SummaryWriter | None
     state: dict
-    step: int
     first_step: int
 
     def checkpoint(self):
@@ -519,7 +564,13 @@ class Run:
         write_state = functools.partial(
             data_util.save_reader_state, state=self.state, settings=reader_settings()
         )
-        return self.sess, self.step, self.progress, {READER_STATE: write_state}
+        step = self.session.current_step()
+        return self.session.session, step, self.progress, {READER_STATE: write_state}
+
+    def save(self):
+        """Saves a checkpoint, in the chief."""
+        if self.savers:
+            self.savers.save(*self.checkpoint())
 
 
 def run_epochs(run):
@@ -529,18 +580,19 @@ def run_epochs(run):
         while progress.epoch < FLAGS.max_epoch:
             run.log.log_string(f"**** EPOCH {progress.epoch:03d} ****")
             train_one_epoch(run)
-            accuracy = eval_one_epoch(run)
+            accuracy = eval_one_epoch(run) if run.savers else None
             epoch, progress.epoch, progress.trained = progress.epoch, progress.epoch + 1, False
-            run.savers.save_if_best(accuracy, *run.checkpoint())
+            if run.savers:
+                run.savers.save_if_best(accuracy, *run.checkpoint())
             if epoch % FLAGS.save_epochs == 0:
-                run.savers.save(*run.checkpoint())
+                run.save()
     except loop.StopRequested:
         run.log.log_string(f"stopped in epoch {progress.epoch:03d}")
     except DATA_ERRORS:  # the weights are good
-        if run.step > run.first_step:
-            run.savers.save(*run.checkpoint())
+        if run.session.step > run.first_step:
+            run.save()
         raise
-    run.savers.save(*run.checkpoint())
+    run.save()
 
 
 def train_one_epoch(run):
@@ -552,21 +604,26 @@ def train_one_epoch(run):
     loss_sum = 0.0
     clouds, waited, start = 0, 0.0, time.time()
     while not run.progress.trained:
-        with run.stop.interruptible():
+        if run.session.should_stop():
+            raise loop.StopRequested
+        with run.session.interruptible():
             feed, batch, state = run.source.get()
         waited += run.source.wait_seconds()
         op = net.train_op if batch["last"] else next(updates)
-        fetches = {"loss": net.loss, "pred": net.pred, "nonfinite": net.nonfinite, "op": op}
+        step = run.session.step
+        fetches = {"loss": net.loss, "pred": net.pred, "nonfinite": net.nonfinite}
         if op is net.train_op:
-            fetches |= {"summary": net.summary_op, **net.engine.watched}
-        values = run.sess.run(fetches, feed)
-        loop.check_finite(values["nonfinite"], net.towers, step=run.step, files=batch["names"])
+            fetches |= net.engine.watched
+            if run.train_writer:
+                fetches["summary"] = net.summary_op
+        values, _ = run.session.run_step([fetches, op], feed)
+        loop.check_finite(values["nonfinite"], net.towers, step=step, files=batch["names"])
         if op is net.train_op:
-            if message := net.engine.overflow_message(values, run.step):
+            if message := net.engine.overflow_message(values, step):
                 log.log_string(message)
-            run.train_writer.add_summary(values["summary"], run.step)
+            if run.train_writer:
+                run.train_writer.add_summary(values["summary"], step)
             run.state, run.progress.trained = state, batch["last"]
-            run.step += 1
 
         pred_val = values["pred"]
         total_correct += np.sum(np.argmax(pred_val, 1) == batch["labels"])
@@ -596,10 +653,10 @@ def eval_one_epoch(run):
     fetches = [net.eval_summary_op, net.eval_loss, net.eval_pred]
     last = False
     while not last:
-        with run.stop.interruptible():
+        with run.session.interruptible():
             batch, _ = run.test_batches.get()
-        summary, loss_val, pred_val = run.sess.run(fetches, net.feed(batch))
-        run.test_writer.add_summary(summary, run.step)
+        summary, loss_val, pred_val = run.session.run(fetches, net.feed(batch))
+        run.test_writer.add_summary(summary, run.session.step)
         counts.add(batch["labels"], np.argmax(pred_val, 1))
         loss_sum += loss_val * len(batch["labels"])
         last = batch["last"]
