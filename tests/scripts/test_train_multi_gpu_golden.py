@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import train_multi_gpu
+from tests import one_by_one_batch_norm
 from tests.golden_sets import golden_path
 from tests.golden_weights import GoldenWeights
 from utils import tf_util
@@ -24,15 +25,25 @@ GRADIENT = 3e-2  # relative, of l2 norms above the next number
 SMALL_GRADIENT = 1e-4
 WEIGHTS = 2e-2  # relative, of the final weights' l2 norms
 
-# Batch norm over the two clouds of a tower amplifies the rounding of batch statistics, which is up
-# to 1e-4 in the original. So, except for the reliable trajectory, the result may be off by a few
-# times what changes of the weights by this factor do, where that is more than the README's
-# tolerance.
-PERTURBATION = 1e-5
-DRAWS = 2
-TIMES = 5
 # Training logits of step 0, absolute.
 PRED_TOLERANCES = {"pointnet_cls_basic": 1e-3, "pointnet2_cls_ssg": 3e-2}
+
+# Batch norms: the library's, and sums of one float32 after the other as in the golden runs. With
+# these, step 0 is within this share of the README's tolerances.
+SUMS = {"library": tf.nn.fused_batch_norm, "one_by_one": one_by_one_batch_norm.fused_batch_norm}
+SHARE = 0.2
+SLOW = "pointnet2_cls_ssg"  # only two steps one by one; more are chaotic
+# The library adds in another order. Batch norm over the two clouds of a tower amplifies that beyond
+# the README's tolerances in two places: the loss of step 1, and the gradients, of which single ones
+# may be off by this many times as much.
+LIBRARY_LOSSES = {"train_ssg_momentum": (1e-3, 0.1, None, None, None)}
+TIMES = 5
+# The last losses of one trajectory are chaotic: of runs whose weights are off by this factor, or of
+# those of the original, every second is outside the README's tolerance. So one of these has to be
+# within it; for the steps before, all.
+CHAOTIC = {"train_basic_momentum": (3, 4)}
+PERTURBATION = 1e-7
+DRAWS = 10
 SLOT_NAMES = ("Adam", "Adam_1", "Momentum", "beta1_power", "beta2_power", "batch")
 
 
@@ -42,12 +53,26 @@ def statistics(value):
 
 
 class Training:
-    """The golden steps, through the script's own graph; dropout is the identity, as there."""
+    """The golden steps, through the script's own graph; dropout is the identity, as there.
+
+    Attributes:
+        steps: one of SUMS -> [loss, pred, learning_rate, bn_decay] a step.
+        tower_gradients: one of SUMS -> for each tower: variable's name -> gradient of step 0.
+        variables: of the graph.
+        after: variable's name -> value after the steps with the library's sums.
+        eval_loss, eval_pred: then.
+        draws: losses of each step, of runs with the library's sums from perturbed weights.
+    """
 
     def __init__(self, case):
         self.case = case
         self.expected = json.loads(golden_path("pointnet2", f"{case}.json").read_text())
         self.arrays = np.load(golden_path("pointnet2", f"{case}.npz"))
+        self.steps, self.tower_gradients, self.draws = {}, {}, []
+        for sums in SUMS:
+            self._run(sums)
+
+    def _run(self, sums):
         pool, labels = self.arrays["pool"], self.arrays["pool_labels"]
         weights = GoldenWeights("pointnet2")
         place = devices.Devices("CPU", tuple(range(self.expected["num_gpus"])))
@@ -59,6 +84,7 @@ class Training:
 
         with pytest.MonkeyPatch.context() as patch, tf.Graph().as_default():
             patch.setattr(tf_util, "dropout", lambda inputs, *_, **__: inputs)
+            patch.setattr(tf.nn, "fused_batch_norm", SUMS[sums])
             patch.setattr(train_multi_gpu, "average_gradients", noted_average_gradients)
             net = train_multi_gpu.TrainGraph(
                 place,
@@ -68,36 +94,34 @@ class Training:
                 optimizer=self.expected["optimizer"],
                 **self.flags(),
             )
-            self.variables = tf.global_variables()
-            kept = [v for v in self.variables if v.op.name.split("/")[-1] in SLOT_NAMES]
-            given = [v for v in self.variables if v not in set(kept)]
+            variables = tf.global_variables()
+            kept = [v for v in variables if v.op.name.split("/")[-1] in SLOT_NAMES]
+            given = [v for v in variables if v not in set(kept)]
             fetches = [net.loss, net.pred, net.learning_rate, net.bn_decay, net.train_op]
             named = [{v.op.name: g for g, v in pairs} for pairs in tower_grads]
-            names = {v.op.name: v for v in self.variables}
+            slow = sums == "one_by_one" and self.expected["model"] == SLOW
+            indices = [step["pool_index"] for step in self.expected["steps"]]
+            feeds = [
+                {net.pointclouds_pl: pool[index], net.labels_pl: labels[index]} for index in indices
+            ]
             with tf.Session(config=place.session_config()) as session:
-
-                def train():
-                    """([loss, pred, learning_rate, bn_decay] a step, gradients of step 0)."""
-                    session.run([v.initializer for v in kept])
-                    steps = []
-                    for step in self.expected["steps"]:
-                        index = step["pool_index"]
-                        feed = {net.pointclouds_pl: pool[index], net.labels_pl: labels[index]}
-                        if not steps:
-                            tower_gradients = session.run(named, feed)
-                        steps.append(session.run(fetches, feed)[:4])
-                    return steps, tower_gradients
-
+                session.run([v.initializer for v in kept])
                 weights.load(session, given)
-                self.steps, self.tower_gradients = train()
-                self.after = session.run(names)
-                first = np.arange(self.expected["batch_size"])
-                feed = {net.pointclouds_pl: pool[first], net.labels_pl: labels[first]}
-                self.eval_loss, self.eval_pred = session.run([net.eval_loss, net.eval_pred], feed)
-                self.perturbed = []
-                for draw in range(0 if case == RELIABLE else DRAWS):
-                    weights.load(session, given, PERTURBATION, seed=draw)
-                    self.perturbed.append(train())
+                self.tower_gradients[sums] = session.run(named, feeds[0])
+                self.steps[sums] = [
+                    session.run(fetches, feed)[:4] for feed in feeds[: 2 if slow else None]
+                ]
+                if sums == "library":
+                    self.variables = variables
+                    self.after = session.run({v.op.name: v for v in variables})
+                    first = np.arange(self.expected["batch_size"])
+                    feed = {net.pointclouds_pl: pool[first], net.labels_pl: labels[first]}
+                    evaluation = session.run([net.eval_loss, net.eval_pred], feed)
+                    self.eval_loss, self.eval_pred = evaluation
+                    for draw in range(DRAWS if self.case in CHAOTIC else 0):
+                        session.run([v.initializer for v in kept])
+                        weights.load(session, given, PERTURBATION, seed=draw)
+                        self.draws.append([session.run(fetches, feed)[0] for feed in feeds])
 
     def flags(self):
         """The flags of the original's run that are not entries of their own."""
@@ -134,60 +158,58 @@ def test_golden_variables_are_those_of_the_original_in_its_order(training):
     assert all(v == by_name[v["name"]] for v in found)
 
 
-def test_golden_losses_and_schedules(training):
-    losses = [found[0] for found in training.steps]
-    spreads = [
-        max((abs(steps[number][0] / loss - 1) for steps, _ in training.perturbed), default=0.0)
-        for number, loss in enumerate(losses)
-    ]
-    for number, step in enumerate(training.expected["steps"]):
-        tolerance = LOSS_TOLERANCES[training.case][min(number, 4)]
-        if tolerance is not None:
-            bound = max(tolerance, TIMES * spreads[number])
-            assert losses[number] == pytest.approx(step["loss"], rel=float(bound)), number
-        assert training.steps[number][2] == pytest.approx(step["learning_rate"], rel=1e-6)
-        assert training.steps[number][3] == pytest.approx(step["bn_decay"], rel=1e-6)
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_losses_and_schedules(training, sums):
+    tolerances = LOSS_TOLERANCES[training.case]
+    if sums == "library":
+        tolerances = LIBRARY_LOSSES.get(training.case, tolerances)
+    elif training.case != RELIABLE:
+        tolerances = (SHARE * tolerances[0], *tolerances[1:])
+    chaotic = CHAOTIC.get(training.case, ())
+    for number, found in enumerate(training.steps[sums]):
+        step, tolerance = training.expected["steps"][number], tolerances[number]
+        if tolerance is not None and number not in chaotic:
+            assert found[0] == pytest.approx(step["loss"], rel=tolerance), number
+        assert found[2] == pytest.approx(step["learning_rate"], rel=1e-6)
+        assert found[3] == pytest.approx(step["bn_decay"], rel=1e-6)
     assert training.after["batch"] == len(training.expected["steps"])
 
 
-def test_golden_logits_of_the_first_step(training):
-    pred, expected = training.steps[0][1], training.arrays["pred_step0"]
-    spread = max((np.abs(s[0][1] - pred).max() for s, _ in training.perturbed), default=0.0)
-    tolerance = max(PRED_TOLERANCES[training.expected["model"]], TIMES * spread)
-    np.testing.assert_allclose(pred, expected, rtol=0, atol=tolerance)
+def test_golden_losses_of_the_chaotic_trajectory(training):
+    if training.case not in CHAOTIC:
+        pytest.skip("only the steps of one trajectory are chaotic and yet have a tolerance")
+    expected = [step["loss"] for step in training.expected["steps"]]
+    errors = np.abs(np.array(training.draws) / expected - 1)
+    for number, tolerance in enumerate(LOSS_TOLERANCES[training.case]):
+        error = errors[:, number]
+        assert (error.min() if number in CHAOTIC[training.case] else error.max()) <= tolerance
 
 
-def l2_norms(tower_gradients, expected):
-    """l2 norm of each gradient of each tower that is no rounding noise."""
-    return np.array(
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_logits_of_the_first_step(training, sums):
+    tolerance = PRED_TOLERANCES[training.expected["model"]]
+    if sums == "one_by_one":
+        tolerance *= SHARE
+    expected = training.arrays["pred_step0"]
+    np.testing.assert_allclose(training.steps[sums][0][1], expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("sums", SUMS)
+def test_golden_gradients_of_each_tower(training, sums):
+    expected, found = training.expected["tower_gradients_step0"], training.tower_gradients[sums]
+    assert [gradients.keys() for gradients in found] == [e.keys() for e in expected]
+    errors = np.array(
         [
-            statistics(found[name])["l2"]
-            for found, values in zip(tower_gradients, expected)
+            abs(statistics(gradients[name])["l2"] / value["l2"] - 1)
+            for gradients, values in zip(found, expected)
             for name, value in values.items()
             if value["l2"] > SMALL_GRADIENT and not is_noise(name)
         ]
     )
-
-
-def test_golden_gradients_of_each_tower(training):
-    expected = training.expected["tower_gradients_step0"]
-    assert [found.keys() for found in training.tower_gradients] == [e.keys() for e in expected]
-    rows = [training.tower_gradients, *(gradients for _, gradients in training.perturbed)]
-    found = np.array([l2_norms(row, expected) for row in rows])
-    assert found.shape[1] > 10
-    golden = np.array(
-        [
-            value["l2"]
-            for values in expected
-            for name, value in values.items()
-            if value["l2"] > SMALL_GRADIENT and not is_noise(name)
-        ]
-    )
-    errors = np.abs(found / golden - 1)
-    bound = max(GRADIENT, TIMES * np.abs(found / found[0] - 1).max())
-    # A ReLU at its edge may open in one computation and not in the other, so one draw is enough.
-    agree = [np.median(row) <= GRADIENT and row.max() <= bound for row in errors]
-    assert any(agree), (np.median(errors, axis=1), errors.max(axis=1), bound)
+    assert len(errors) > 10
+    exact = sums == "one_by_one" or training.expected["model"] != SLOW
+    assert errors.max() <= (SHARE * GRADIENT if exact else TIMES * GRADIENT)
+    assert np.median(errors) <= GRADIENT
 
 
 def test_golden_final_weights(training):
