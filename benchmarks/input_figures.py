@@ -31,23 +31,23 @@ STALLED_BATCH = SETTLE + STEPS // 2
 
 
 class Training:
-    """The reference net with two towers and an input of one mode.
+    """The reference net with an input of one mode.
 
     Args:
         mode: of `input_queue.training_inputs`.
         limited: what `one_thread` returned.
-        staged: of `input_queue.training_inputs`.
+        place: the towers' Devices.
     """
 
-    def __init__(self, mode, limited, staged=None):
+    def __init__(self, mode, limited, place):
         made = []
 
         def make_images(place):
-            made.append(input_queue.training_inputs(mode, place, SPECS, staged=staged))
+            made.append(input_queue.training_inputs(mode, place, SPECS))
             slices, _ = made[0].split(feeding.split_equally)
             return made[0].tensors[0], [images for (images,) in slices]
 
-        training = tower_graph(logical_cpus(2), make_images=make_images)
+        training = tower_graph(place, make_images=make_images)
         self._fetches = training.fetches
         self._inputs = made[0]
         self._session = start(training, limited)
@@ -97,7 +97,7 @@ class Training:
         return (np.array([time.perf_counter(), time.process_time()]) - start) / STEPS
 
 
-def overlap(rounds=15):
+def overlap(rounds=15, place=None, limit=one_thread):
     """Wall time of a step with a reader that sleeps 0.5 and 0.9 of a step, queued inputs.
 
     Over the longer of the two, which is the step fed with a batch that is at hand. The same with
@@ -105,12 +105,15 @@ def overlap(rounds=15):
 
     Args:
         rounds: measured rounds; in each the step alone is measured before and after the others.
+        place: the towers' Devices; two logical CPUs without.
+        limit: function like `one_thread`.
 
     Returns:
         List of Figure.
     """
-    limited = one_thread()
-    trainings = {mode: Training(mode, limited) for mode in input_queue.MODES}
+    limited = limit()
+    place = place or logical_cpus(2)
+    trainings = {mode: Training(mode, limited, place) for mode in input_queue.MODES}
     alone, times = [], {}
     for training in trainings.values():
         training.alone()
@@ -157,7 +160,7 @@ def waiting(rounds=15):
     """
     limited = one_thread()
     differences, shares = {}, {}
-    trainings = {mode: Training(mode, limited) for mode in input_queue.MODES}
+    trainings = {mode: Training(mode, limited, logical_cpus(2)) for mode in input_queue.MODES}
     for training in trainings.values():
         training.alone()
     for _ in range(rounds):

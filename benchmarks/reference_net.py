@@ -26,14 +26,14 @@ class Training(NamedTuple):
             own.
         fetches: what a step runs.
         config: ConfigProto of its session.
-        synchronize: op to run after the variables are initialized, or None.
+        engine: utils.towers.engine.Engine, or None where the graph has none.
     """
 
     graph: tf.Graph
     images: tf.Tensor | None
     fetches: Any
     config: tf.ConfigProto
-    synchronize: tf.Operation | None = None
+    engine: Engine | None = None
 
 
 def one_thread():
@@ -54,6 +54,11 @@ def one_thread():
         return config
 
     return limited
+
+
+def all_threads():
+    """In the place of `one_thread`, where a session may compute with as many as it likes."""
+    return lambda config: config
 
 
 def logical_cpus(num_towers):
@@ -104,6 +109,7 @@ def tower_graph(
     options=engine_flags.DEFAULTS,
     normalized=True,
     make_optimizer=adam,
+    cluster=None,
 ):
     """The reference net with towers, put together as in the training scripts.
 
@@ -114,6 +120,7 @@ def tower_graph(
             shares; None for a placeholder that is split.
         options: utils.towers.engine_flags.EngineOptions.
         normalized, make_optimizer: see `plain_graph`.
+        cluster: utils.towers.cluster.Cluster whose devices `place` has, or None.
 
     Returns:
         Training; its fetches are the train op, the loss, and where a loss is not finite.
@@ -126,7 +133,9 @@ def tower_graph(
                 parts = tf.split(images, place.num_towers)
             else:
                 images, parts = make_images(place)
-            engine = Engine(place, options, make_optimizer, global_step(), images)
+            with tf.device(place.step_device):
+                step = global_step()
+            engine = Engine(place, options, make_optimizer, step, images, cluster)
         towers, tower_grads, losses = [], [], []
         for i in range(place.num_towers):
             with engine.tower(i) as tower:
@@ -143,7 +152,7 @@ def tower_graph(
             loss = gradients.add_in_order(losses) * (1.0 / place.num_towers)
             nonfinite = loop.first_nonfinite(towers)
         fetches = [engine.train_op, loss, nonfinite]
-        return Training(graph, images, fetches, place.session_config(), engine.synchronize)
+        return Training(graph, images, fetches, place.session_config(), engine)
 
 
 def reference_loss(images, add_update, normalized=True):
@@ -202,8 +211,8 @@ def start(training, limited=lambda config: config):
     training.graph.finalize()
     session = tf.Session(graph=training.graph, config=limited(training.config))
     session.run(initialize)
-    if training.synchronize is not None:
-        session.run(training.synchronize)
+    if training.engine is not None:
+        session.run(training.engine.synchronize)
     return session
 
 

@@ -124,7 +124,7 @@ def _rounded(number):
     return float(f"{number:.3g}")
 
 
-def mirrored(suffix="", make_place=logical_cpus, towers=(2, 4), **timing):
+def mirrored(suffix="", make_place=logical_cpus, towers=(2, 4), limit=one_thread, **timing):
     """Towers against `tf.distribute.MirroredStrategy` on the same devices: time of a step, and ops.
 
     The same net, optimizer, batch-norm updates and averaged weights, the same parts of the batch,
@@ -134,12 +134,13 @@ def mirrored(suffix="", make_place=logical_cpus, towers=(2, 4), **timing):
     Args:
         suffix: of the figures' names.
         make_place, towers: see `equality`.
+        limit: function like `one_thread`.
         **timing: of `interleave`; CPU time without.
 
     Returns:
         List of Figure.
     """
-    limited = one_thread()
+    limited = limit()
     trainings, steps = {}, {}
     for num_towers in towers:
         place = make_place(num_towers)

@@ -126,11 +126,14 @@ def count_ops(training):
     return len(training.graph.get_operations())
 
 
-def averaging():
+def averaging(**timing):
     """`average_gradients` against the originals' stack and mean, for 2 and 4 towers.
 
     The gradients have the shapes of a ResNet-50's with half of its channels. They are read from
     variables, so that nothing can be folded, and one element of each mean is consumed.
+
+    Args:
+        **timing: of `interleave`; CPU time without.
 
     Returns:
         List of Figure.
@@ -152,7 +155,7 @@ def averaging():
                 session.run(tf.global_variables_initializer())
                 results = {form: session.run(fetch) for form, fetch in consumed.items()}
                 calls = {form: session.make_callable(fetch) for form, fetch in consumed.items()}
-                seconds = interleave(calls)
+                seconds = interleave(calls, **timing)
         difference = np.abs(results["add_n"] - results["stack"]).max()
         figures.append(
             ratio_figure(
