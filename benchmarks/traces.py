@@ -79,7 +79,7 @@ def idle_share(step_stats, device):
 
     Args:
         step_stats: of tf.RunMetadata, traced fully.
-        device: string, for example '/gpu:0'.
+        device: string, as of Devices.tower_name.
 
     Returns:
         Share, or None where nothing was reported of the device.
