@@ -226,6 +226,12 @@ def test_compressed_gradients_are_those_of_half_precision(more):
     assert 0 < max(differences) < 1e-3
 
 
+def test_compiled_towers_compute_the_same():
+    found, expected = Training(2, xla=True).update(batch(4, 0)), Training(2).update(batch(4, 0))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
 # --- flags ---------------------------------------------------------------------------------------
 
 NOT_DEFAULT = {

@@ -107,6 +107,8 @@ class Engine:
             tower = stack.enter_context(context.tower_context(self._place, index))
             if training:
                 stack.enter_context(layer_options.scope(self._layer_options(index)))
+                if self._options.xla:
+                    stack.enter_context(tf.xla.experimental.jit_scope(_compiles))
             self._current = index
             yield tower
 
@@ -340,3 +342,8 @@ class Engine:
         if summarize:
             self.summaries.append(tf.summary.scalar("gradient_norm", norm))
         return list(zip(clipped, [variable for _, variable in grads]))
+
+
+def _compiles(node_def):
+    """Whether XLA may compile an op: not those that draw, which would draw other numbers."""
+    return "Random" not in node_def.op
