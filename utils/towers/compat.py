@@ -21,3 +21,27 @@ def check_tensorflow(version=tf.__version__):
             f"TensorFlow {version} is installed; {REQUIRED[0]}.{REQUIRED[1]} or newer is required:"
             " pip install -r requirements.txt"
         )
+
+
+def copy_op(op, inputs):
+    """A second op of the same type, attributes, device and gradient.
+
+    Args:
+        op: tf.Operation.
+        inputs: list of tensors for it.
+
+    Returns:
+        The tf.Operation, named after `op` in the current name scope.
+    """
+    attributes = {name: op.node_def.attr[name] for name in op.node_def.attr if name != "_class"}
+    with tf.device(op.device):
+        copy = op.graph.create_op(
+            op.type,
+            inputs,
+            [tensor.dtype for tensor in op.outputs],
+            name=op.name.rpartition("/")[2],
+            attrs=attributes,
+            op_def=op.op_def,
+        )
+    copy._gradient_function = op._gradient_function  # of tf.custom_gradient
+    return copy

@@ -25,11 +25,13 @@ import tensorflow.compat.v1 as tf
 from utils.towers import (
     cluster_update,
     collectives,
+    compilation,
     context,
     gradients,
     layer_options,
     loop,
     precision,
+    recompute,
     train_op,
 )
 from utils.towers.accumulation import Accumulators
@@ -107,8 +109,7 @@ class Engine:
             tower = stack.enter_context(context.tower_context(self._place, index))
             if training:
                 stack.enter_context(layer_options.scope(self._layer_options(index)))
-                if self._options.xla:
-                    stack.enter_context(tf.xla.experimental.jit_scope(_compiles))
+                stack.enter_context(compilation.tower_scope(self._options.xla))
             self._current = index
             yield tower
 
@@ -148,6 +149,17 @@ class Engine:
         """
         if self._loss_scale:
             loss = self._loss_scale.scale(loss)
+        if self._options.recompute:
+            variables = tf.trainable_variables()
+            if self._replicas:
+                variables = self._replicas.variables(self._current)
+            return list(zip(recompute.gradients(loss, variables, gradients.PAIRWISE), variables))
+        if self._options.recompute:
+            variables = tf.trainable_variables()
+            if self._replicas:
+                variables = self._replicas.variables(self._current)
+            found = recompute.gradients(loss, variables, gradients.PAIRWISE)
+            return list(zip(found, variables))
         if self._replicas:
             return self._replicas.compute_gradients(
                 self._current, loss, aggregation_method=gradients.PAIRWISE
@@ -342,8 +354,3 @@ class Engine:
         if summarize:
             self.summaries.append(tf.summary.scalar("gradient_norm", norm))
         return list(zip(clipped, [variable for _, variable in grads]))
-
-
-def _compiles(node_def):
-    """Whether XLA may compile an op: not those that draw, which would draw other numbers."""
-    return "Random" not in node_def.op
