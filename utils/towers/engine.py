@@ -153,11 +153,6 @@ class Engine:
             variables = tf.trainable_variables()
             if self._replicas:
                 variables = self._replicas.variables(self._current)
-            return list(zip(recompute.gradients(loss, variables, gradients.PAIRWISE), variables))
-        if self._options.recompute:
-            variables = tf.trainable_variables()
-            if self._replicas:
-                variables = self._replicas.variables(self._current)
             found = recompute.gradients(loss, variables, gradients.PAIRWISE)
             return list(zip(found, variables))
         if self._replicas:
