@@ -239,13 +239,6 @@ def test_towers_that_compute_activations_again_compute_the_same(more):
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("more", [{}, {"variable_update": "replicated"}])
-def test_recomputed_activations_give_the_same_gradients(more):
-    found = Training(2, recompute=True, **more).update(batch(4, 0))
-    for name, value in Training(2, **more).update(batch(4, 0)).items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7)
-
-
 # --- flags ---------------------------------------------------------------------------------------
 
 NOT_DEFAULT = {
