@@ -68,7 +68,8 @@ def build_sync_update(cluster, grads, global_step, apply, backup_workers=0):
         _Inner(apply), replicas_to_aggregate=needed, total_num_replicas=cluster.num_workers
     )
     train_op = optimizer.apply_gradients(grads, global_step)
-    train_op.mark_used()  # or a process that ends before its first step is told that it is not
+    # Or a process that ends before its first step is told that nobody used it.
+    optimizer.ready_for_local_init_op.mark_used()
     runner = optimizer.get_chief_queue_runner()
     return SyncUpdate(
         train_op=train_op.op if isinstance(train_op, tf.Tensor) else train_op,
