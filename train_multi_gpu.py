@@ -420,8 +420,7 @@ def train(stop):
     log_path = os.path.join(directory.path, "log_train.txt") if directory else os.devnull
     log = LogFile(log_path, append=FLAGS.restore)
     with tf.Graph().as_default() as graph:
-        log.write(flags_line(FLAGS, "num_gpus"))
-        log.write(flags_line(FLAGS, "variable_update"))
+        log.write(flags_line(FLAGS, "num_gpus", "variable_update"))
         log.log_string(f"pid: {os.getpid()}")
         log.log_string(place.describe(FLAGS.batch_size // place.num_towers))
         log.log_string(

@@ -32,12 +32,13 @@ class LogFile:
             file.write(out_str + "\n")
 
 
-def flags_line(flag_values, name):
+def flags_line(flag_values, *names):
     """One line with the flags of a script and their values, as the originals log them.
 
     Args:
         flag_values: absl.flags.FLAGS.
-        name: of one of the script's flags.
+        *names: a flag of each module whose flags to show, the script's first.
     """
-    own = flag_values.flags_by_module_dict()[flag_values.find_module_defining_flag(name)]
+    modules = flag_values.flags_by_module_dict()
+    own = [f for name in names for f in modules[flag_values.find_module_defining_flag(name)]]
     return "Namespace(" + ", ".join(f"{flag.name}={flag.value!r}" for flag in own) + ")"

@@ -278,16 +278,13 @@ def test_broken_data_in_mid_training_loses_no_step(monkeypatch):
         run = types.SimpleNamespace(
             progress=progress.Progress(seed=1),
             log=types.SimpleNamespace(log_string=lambda text: None),
-            savers=types.SimpleNamespace(
-                save=lambda *checkpoint, saved=saved: saved.append(checkpoint)
-            ),
-            checkpoint=lambda: ("checkpoint",),
-            step=7,
+            save=lambda saved=saved: saved.append("checkpoint"),
+            session=types.SimpleNamespace(step=7),
             first_step=7,
         )
 
         def broken_epoch(run, steps=steps):
-            run.step += steps
+            run.session.step += steps
             raise data_util.ReaderError("reader 0 failed")
 
         monkeypatch.setattr(train_multi_gpu, "FLAGS", types.SimpleNamespace(max_epoch=2))
