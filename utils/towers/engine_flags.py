@@ -291,7 +291,7 @@ REFUSED = (
     ),
     (
         *("sync_bn", _is("sync_bn", True), "recompute", _is("recompute", True)),
-        "--sync_bn would exchange its statistics a second time under --recompute; drop one of them",
+        "--recompute does not compute again what --sync_bn exchanges; drop one of them",
     ),
     (
         *("warmup_steps", _is("warmup_steps"), "lr_scaling", _is("lr_scaling", "none")),
