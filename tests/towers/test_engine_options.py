@@ -315,7 +315,9 @@ def check(fields, place=None):
 
 
 @pytest.mark.parametrize(
-    "pair", [frozenset(pair) for pair in itertools.combinations(NOT_DEFAULT, 2)], ids="-".join
+    "pair",
+    [frozenset(pair) for pair in itertools.combinations(NOT_DEFAULT, 2)],
+    ids=lambda pair: "-".join(sorted(pair)),
 )
 def test_every_pair_of_flags(pair):
     fields = pair | {NEEDS[name] for name in pair if name in NEEDS}
