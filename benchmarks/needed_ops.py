@@ -8,6 +8,7 @@ import unittest.mock
 import tensorflow.compat.v1 as tf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+OWN = ("benchmarks", "data", "nets", "tests", "utils")  # beside the scripts; not an environment
 
 
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ def made_in_vain(graph, needed_ops):
         lines = tuple(
             f"{pathlib.Path(frame.filename).relative_to(ROOT)}:{frame.lineno}"
             for frame in op.traceback
-            if ROOT in pathlib.Path(frame.filename).parents
+            if _is_own(pathlib.Path(frame.filename))
         )
         scope = op.name.partition("/")[0] if "/" in op.name else ""  # that of a tower, if any
         calls[scope, lines].append(op)
@@ -82,3 +83,8 @@ def made_in_vain(graph, needed_ops):
         else:
             beside.update(op.type for op in unneeded)
     return in_vain, beside
+
+
+def _is_own(path):
+    """Whether a file is one of the project's, which may have an environment in its folder."""
+    return path.parent == ROOT or any(ROOT / folder in path.parents for folder in OWN)
