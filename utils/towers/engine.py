@@ -87,6 +87,7 @@ class Engine:
         self._accumulators = None
         if options.accumulate_steps > 1:
             self._accumulators = Accumulators(place, inputs)
+        self._fetched = {}  # name of a variable on a parameter server -> its value in this worker
         self._synchronize = []
         self.summaries = []
         self.watched = {}
@@ -106,12 +107,33 @@ class Engine:
         with contextlib.ExitStack() as stack:
             if self._replicas:
                 stack.enter_context(self._replicas.tower_variables(index))
+            if self._place.parameter_servers:
+                stack.enter_context(
+                    tf.variable_scope(
+                        tf.get_variable_scope(),
+                        custom_getter=self._get_fetched,
+                        auxiliary_name_scope=False,
+                    )
+                )
             tower = stack.enter_context(context.tower_context(self._place, index))
             if training:
                 stack.enter_context(layer_options.scope(self._layer_options(index)))
                 stack.enter_context(compilation.tower_scope(self._options.xla))
             self._current = index
             yield tower
+
+    def _get_fetched(self, getter, name, **keywords):
+        """Custom getter of `tf.get_variable`: a weight as this worker's towers share it.
+
+        It is fetched from its parameter server once a step, and not once for each tower.
+        """
+        variable = getter(name, **keywords)
+        if not variable.trainable:
+            return variable
+        if name not in self._fetched:
+            with tf.device(self._place.host):
+                self._fetched[name] = tf.identity(variable.read_value())
+        return self._fetched[name]
 
     def _layer_options(self, index):
         """What layers in a tower that trains must know."""
