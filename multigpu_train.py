@@ -505,8 +505,9 @@ def run_steps(session, net, saver, summary_writer, source, settings):
 
     def save():
         write_state = functools.partial(data_util.save_reader_state, state=state, settings=settings)
-        prefix = saver.save(
-            session.session, session.current_step(), side_files={READER_STATE: write_state}
+        side_files = {READER_STATE: write_state}
+        prefix = session.until_done(
+            lambda: saver.save(session.session, session.current_step(), side_files=side_files)
         )
         print(f"saved {prefix}", flush=True)
 

@@ -566,10 +566,14 @@ class Run:
         step = self.session.current_step()
         return self.session.session, step, self.progress, {READER_STATE: write_state}
 
+    def save_if_best(self, accuracy):
+        """Saves the best checkpoint so far once more, in the chief."""
+        self.session.until_done(lambda: self.savers.save_if_best(accuracy, *self.checkpoint()))
+
     def save(self):
         """Saves a checkpoint, in the chief."""
         if self.savers:
-            self.savers.save(*self.checkpoint())
+            self.session.until_done(lambda: self.savers.save(*self.checkpoint()))
 
 
 def run_epochs(run):
@@ -582,7 +586,7 @@ def run_epochs(run):
             accuracy = eval_one_epoch(run) if run.savers else None
             epoch, progress.epoch, progress.trained = progress.epoch, progress.epoch + 1, False
             if run.savers:
-                run.savers.save_if_best(accuracy, *run.checkpoint())
+                run.save_if_best(accuracy)
             if epoch % FLAGS.save_epochs == 0:
                 run.save()
     except loop.StopRequested:
@@ -654,7 +658,10 @@ def eval_one_epoch(run):
     while not last:
         with run.session.interruptible():
             batch, _ = run.test_batches.get()
-        summary, loss_val, pred_val = run.session.run(fetches, net.feed(batch))
+        feed = net.feed(batch)
+        summary, loss_val, pred_val = run.session.until_done(
+            lambda feed=feed: run.session.run(fetches, feed)
+        )
         run.test_writer.add_summary(summary, run.session.step)
         counts.add(batch["labels"], np.argmax(pred_val, 1))
         loss_sum += loss_val * len(batch["labels"])

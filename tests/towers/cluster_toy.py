@@ -137,6 +137,9 @@ def train(cluster, place, options, steps, timeout, folder, save_every, stop):
                 restored = checkpoints.restore_training(sess, folder)
                 print(f"restored {restored.step}", flush=True)
 
+        def save():
+            return session.until_done(lambda: saver.save(session.session, session.current_step()))
+
         with session.started(initialise):
             stop.defer()
             print("started", session.step, flush=True)
@@ -150,9 +153,9 @@ def train(cluster, place, options, steps, timeout, folder, save_every, stop):
                     break
                 print("step", int(session.step), flush=True)
                 if session.is_chief and session.step % save_every == 0:
-                    saver.save(session.session, session.current_step())
+                    save()
             if session.is_chief:
-                print("saved", saver.save(session.session, session.current_step()), flush=True)
+                print("saved", save(), flush=True)
     print("ended", int(session.step), flush=True)
 
 

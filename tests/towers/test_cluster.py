@@ -6,7 +6,7 @@ import socket
 import pytest
 import tensorflow.compat.v1 as tf
 
-from utils.towers import cluster_hosts, context, devices, engine_flags
+from utils.towers import checkpoints, cluster_hosts, cluster_ps, context, devices, engine_flags
 from utils.towers.cluster import Cluster, ClusterError, cluster_from
 
 WORKERS = ("a:1", "b:2")
@@ -218,3 +218,30 @@ def test_spare_workers_may_be_missing(listening):
     assert one_spare.missing() == [("worker", 1), ("worker", 2)]
     with pytest.raises(ClusterError, match="worker 1 at 127.0.0.1:2, worker 2 at 127.0.0.1:3 have"):
         one_spare.wait_until_reachable()
+
+
+def test_what_uses_the_session_is_done_again_after_a_loss():
+    """A save that a lost server broke off; any other error, and one while the run ends, goes on."""
+    session = object.__new__(cluster_ps.ParameterServerSession)
+    session.should_stop = lambda: stopping
+    recovered, failures = [], []
+    session._recover = recovered.append
+
+    def save():
+        if failures:
+            cause = failures.pop()
+            raise checkpoints.CheckpointError("cannot save") from cause
+        return "saved"
+
+    stopping = False
+    lost = tf.errors.UnknownError(None, None, "Error received from peer")
+    failures = [lost, lost]
+    assert session.until_done(save) == "saved"
+    assert recovered == [lost, lost]
+    failures = [OSError("No space left on device")]
+    with pytest.raises(checkpoints.CheckpointError):
+        session.until_done(save)
+    stopping, failures = True, [lost]
+    with pytest.raises(checkpoints.CheckpointError):
+        session.until_done(save)
+    assert len(recovered) == 2

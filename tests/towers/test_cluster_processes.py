@@ -217,7 +217,7 @@ def test_a_killed_worker_rejoins_and_a_signal_to_it_ends_the_run(new_run):
     assert run.checkpoint()["global_step"] == last
 
 
-@pytest.mark.parametrize("victim", ["worker0"])
+@pytest.mark.parametrize("victim", ["worker0", "ps0"])
 def test_a_killed_chief_or_server_continues_from_the_checkpoint(new_run, victim):
     run = new_run(1, 2, steps=FOREVER, save_every=10).start("ps0", "worker0", "worker1")
     run.wait_for_steps(25, "worker0", "worker1")

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from absl import logging
 
 from utils.towers import cluster_server, loop
+from utils.towers.checkpoint_files import CheckpointError
 from utils.towers.cluster import PS, WORKER, ClusterError
 from utils.towers.cluster_worker import (
     LOST,
@@ -90,6 +91,26 @@ class ParameterServerSession(WorkerSession):
                 self.step = int(step)
                 self._note_stop(who)
                 return values
+
+    def until_done(self, function):
+        """See LocalSession.until_done."""
+        while True:
+            try:
+                done = function()
+            except LOST as lost:
+                error, cause = lost, lost
+            except CheckpointError as failed:
+                error, cause = failed, failed.__cause__
+            else:
+                self._failing_since = None
+                return done
+            # A run that ends has no time to wait for its servers.
+            if not isinstance(cause, LOST) or self.should_stop():
+                raise error
+            try:
+                self._recover(cause)
+            except loop.StopRequested:
+                raise error from None
 
     def _needed(self):
         servers = [(PS, task) for task in range(len(self._cluster.ps_hosts))]

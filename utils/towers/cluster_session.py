@@ -101,6 +101,16 @@ class LocalSession:
         """`session.run`, for what is no training step."""
         return self.session.run(fetches, feed)
 
+    def until_done(self, function):
+        """Result of a function that uses the session and makes no training step, such as a save.
+
+        Where variables are lost meanwhile and restored, it is called again.
+
+        Args:
+            function: without arguments; it must take `self.session` anew in each call.
+        """
+        return function()
+
     def run_step(self, fetches, feed=None):
         """Runs a training step, or one batch of it.
 

@@ -19,6 +19,7 @@ LOST = (
     tf.errors.NotFoundError,
     tf.errors.OutOfRangeError,
     tf.errors.UnavailableError,
+    tf.errors.UnknownError,  # of gRPC, where a process ends while it answers
 )
 
 
@@ -76,6 +77,10 @@ class WorkerSession:
     def run(self, fetches, feed=None):
         """`session.run`, for what is no training step."""
         return self.session.run(fetches, feed)
+
+    def until_done(self, function):
+        """As LocalSession.until_done; these variables are here, and lost with this process."""
+        return function()
 
     def should_stop(self):
         """Whether the loop is to end."""
