@@ -45,3 +45,14 @@ def copy_op(op, inputs):
         )
     copy._gradient_function = op._gradient_function  # of tf.custom_gradient
     return copy
+
+
+def replace_input(op, index, tensor):
+    """Lets an op that no session has run yet take another tensor.
+
+    Args:
+        op: tf.Operation.
+        index: number of the input.
+        tensor: of the same type and shape as the input so far.
+    """
+    op._update_input(index, tensor)

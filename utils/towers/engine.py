@@ -15,7 +15,8 @@
 
 The way of a gradient: computed in its tower, of the scaled loss; added up over `accumulate_steps`
 batches in its tower; compressed; combined over the towers; then decompressed and unscaled, the
-regularization's gradient is added, and the global norm clipped.
+regularization's gradient is added, and the global norm clipped. A parameter server gets it
+compressed as well, and synchronous workers clip what they have averaged.
 """
 
 import contextlib
@@ -23,13 +24,16 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from utils.towers import (
+    averages,
     cluster_update,
     collectives,
+    compat,
     compilation,
     context,
     gradients,
     layer_options,
     loop,
+    packing,
     precision,
     recompute,
     train_op,
@@ -68,6 +72,7 @@ class Engine:
         self._cluster = cluster
         self._synchronous = bool(cluster and cluster.ps_hosts and not options.async_updates)
         self.sync_update = None
+        self._compressed = options.compress_gradients == "float16"
         self._replicas = self._group = None
         if options.replicated:
             self._replicas = Replicas(place, [make_optimizer() for _ in range(place.num_towers)])
@@ -87,7 +92,8 @@ class Engine:
         self._accumulators = None
         if options.accumulate_steps > 1:
             self._accumulators = Accumulators(place, inputs)
-        self._fetched = {}  # name of a variable on a parameter server -> its value in this worker
+        # Of variables on parameter servers, by name: (variable, where it is read, value here).
+        self._fetched = {}
         self._synchronize = []
         self.summaries = []
         self.watched = {}
@@ -131,9 +137,35 @@ class Engine:
         if not variable.trainable:
             return variable
         if name not in self._fetched:
+            with tf.device(variable.device):
+                read = variable.read_value()
             with tf.device(self._place.host):
-                self._fetched[name] = tf.identity(variable.read_value())
-        return self._fetched[name]
+                self._fetched[name] = variable, read, tf.identity(read)
+        return self._fetched[name][-1]
+
+    def _fetch_together(self):
+        """Lets weights come in few messages, now that all towers have said what they need."""
+        fetched = self._fetched.values()
+        reads = [read for _, read, _ in fetched]
+        servers = [variable.device for variable, _, _ in fetched]
+        together = packing.move(reads, servers, [self._place.host] * len(reads))
+        for (_, _, value), moved in zip(fetched, together, strict=True):
+            compat.replace_input(value.op, 0, moved)
+
+    def _to_servers(self, grads):
+        """Gradients on their way to their parameter servers, as packing.PackedGradients."""
+        if self._compressed:
+            grads = precision.compress(grads)
+        packed = packing.PackedGradients(grads, self._place.host)
+        if self._compressed:
+            packed.pairs = [self._decompressed(*pair) for pair in packed.pairs]
+        return packed
+
+    @staticmethod
+    def _decompressed(grad, target):
+        """(gradient, target), where the target is."""
+        with tf.device(target.device):
+            return precision.decompress([(grad, target)])[0]
 
     def _layer_options(self, index):
         """What layers in a tower that trains must know."""
@@ -201,8 +233,7 @@ class Engine:
             self._batch_finite = precision.all_finite(of_all_towers)
         if self._accumulators:
             tower_grads = self._accumulators.totals(tower_grads)
-        compressed = self._options.compress_gradients == "float16"
-        if compressed:
+        if self._compressed:
             tower_grads = [
                 self._on_tower(i, precision.compress, grads) for i, grads in enumerate(tower_grads)
             ]
@@ -210,14 +241,14 @@ class Engine:
             copies = collectives.mean_gradients(self._group, self._place, tower_grads)
         else:
             with tf.device(self._place.variable_device(0)):
-                if compressed:
+                if self._compressed:
                     tower_grads = [precision.decompress(grads) for grads in tower_grads]
                 copies = [average_gradients(tower_grads)]
         if self._group:
             self._group.check()
         for index, grads in enumerate(copies):
             with tf.device(self._place.variable_device(index)):
-                if compressed and self._replicas:
+                if self._compressed and self._replicas:
                     grads = precision.decompress(grads)
                 if self._loss_scale:
                     grads = self._loss_scale.unscale(grads)
@@ -226,6 +257,10 @@ class Engine:
                     grads = gradients.add_regularization(grads, regularization_loss)
                 # Workers that wait for each other clip what they have averaged.
                 copies[index] = grads if self._synchronous else self._clip(grads, index == 0)
+                if self._place.parameter_servers and not self._synchronous:
+                    packed = self._to_servers(copies[index])
+                    copies[index] = packed.unpack(packed.pairs)
+        self._fetch_together()
         return copies
 
     def _on_tower(self, index, function, *args):
@@ -242,6 +277,8 @@ class Engine:
         """
         if self._options.sync_bn:
             bn_updates = "first"  # all towers have the same statistics
+        if self._place.parameter_servers and (self._cluster.is_chief or not self._synchronous):
+            self._send_statistics(train_op.updating_towers(towers, bn_updates))
         update_batch_norm = None
         if self._accumulators:
             # Every batch counts for the statistics, those without an update as well.
@@ -279,6 +316,21 @@ class Engine:
         waiting = self._options.accumulate_steps - 1
         self.ops_of_update = [*[self.accumulate_op] * waiting, self.train_op]
         self.synchronize = tf.group(*self._synchronize, name="synchronize")
+
+    def _send_statistics(self, towers):
+        """Lets batch-norm statistics of these towers travel in few messages."""
+        updates = [
+            update
+            for tower in towers
+            for update in tower.update_ops
+            if isinstance(update, averages.MovingAverageUpdate)
+        ]
+        values = [update.value for update in updates]
+        moved = packing.move(
+            values, [value.device for value in values], [update.device for update in updates]
+        )
+        for update, value in zip(updates, moved, strict=True):
+            update.value = value
 
     def first_nonfinite(self, towers):
         """As `loop.first_nonfinite`, but for what a smaller loss scale may mend.
@@ -342,11 +394,12 @@ class Engine:
 
         The chief alone updates the batch-norm statistics, after that.
         """
+        packed = self._to_servers(grads)
 
         def update(averaged, global_step):
             return train_op.build_train_op(
                 self._optimizer,
-                self._clip(averaged),
+                self._clip(packed.unpack(averaged)),
                 global_step,
                 towers,
                 variable_averages,
@@ -354,7 +407,7 @@ class Engine:
             )
 
         self.sync_update = cluster_update.build_sync_update(
-            self._cluster, grads, self.global_step, update, self._options.backup_workers
+            self._cluster, packed.pairs, self.global_step, update, self._options.backup_workers
         )
         with tf.control_dependencies([self.sync_update.train_op]):
             if not self._cluster.is_chief:

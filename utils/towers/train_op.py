@@ -67,11 +67,9 @@ def batch_norm_updates(towers, which):
     Raises:
         ValueError: `which` is none of BN_UPDATES.
     """
-    if which not in BN_UPDATES:
-        raise ValueError(f"bn_updates={which} is unknown; use one of {', '.join(BN_UPDATES)}")
-    if which in ("first", "last") or len(towers) == 1:
-        chosen = towers[0] if which == "first" else towers[-1]
-        return tf.group(*chosen.update_ops, name="batch_norm_updates")
+    towers = updating_towers(towers, which)
+    if len(towers) == 1:
+        return tf.group(*towers[0].update_ops, name="batch_norm_updates")
     per_variable = {}
     other_ops = []
     for update in (update for tower in towers for update in tower.update_ops):
@@ -82,6 +80,24 @@ def batch_norm_updates(towers, which):
     combine = _mean_update if which == "all" else _updates_in_order
     combined = [combine(updates) for updates in per_variable.values()]
     return tf.group(*combined, *other_ops, name="batch_norm_updates")
+
+
+def updating_towers(towers, which):
+    """The towers whose batch-norm updates run.
+
+    Args:
+        towers: list of utils.towers.context.Tower.
+        which: one of BN_UPDATES, see `build_train_op`.
+
+    Returns:
+        List of Tower.
+
+    Raises:
+        ValueError: `which` is none of BN_UPDATES.
+    """
+    if which not in BN_UPDATES:
+        raise ValueError(f"bn_updates={which} is unknown; use one of {', '.join(BN_UPDATES)}")
+    return {"first": towers[:1], "last": towers[-1:]}.get(which, towers)
 
 
 def _mean_update(updates):
