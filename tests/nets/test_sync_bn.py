@@ -6,7 +6,15 @@ import tensorflow.compat.v1 as tf
 
 from nets import layers
 from utils import tf_util
-from utils.towers import collectives, context, devices, gradients, layer_options, train_op
+from utils.towers import (
+    collectives,
+    context,
+    devices,
+    gradients,
+    layer_options,
+    recompute,
+    train_op,
+)
 
 DECAY = 0.9
 FORMS = {  # form -> (shape of an example, batch norm of a tensor)
@@ -88,7 +96,7 @@ def network(module, images):
     return tf_util.fully_connected(net, 3, "fc2", activation_fn=None)
 
 
-def trained(module, sizes, synchronize, steps=3):
+def trained(module, sizes, synchronize, steps=3, recomputed=False):
     """Losses, first gradients and final variables; the loss is a mean over the whole batch."""
     total = sum(sizes)
 
@@ -103,7 +111,13 @@ def trained(module, sizes, synchronize, steps=3):
         with tf.device("/cpu:0"):
             step = tf.train.get_or_create_global_step()
         towers = Towers(sizes, [8, 8, 3], build, synchronize)
-        grads = gradients.average_gradients([opt.compute_gradients(x) for x in towers.outputs])
+        tower_grads = []
+        for i, loss in enumerate(towers.outputs):
+            with tf.device(towers.place.tower_device(i)):
+                tower_grads.append(
+                    recomputed_gradients(loss) if recomputed else opt.compute_gradients(loss)
+                )
+        grads = gradients.average_gradients(tower_grads)
         towers.group.check()
         train = train_op.build_train_op(opt, grads, step, towers.towers, bn_updates="first")
         loss = tf.add_n(towers.outputs) / len(sizes)
@@ -121,11 +135,17 @@ def trained(module, sizes, synchronize, steps=3):
     return found_losses, first_grads, values
 
 
+def recomputed_gradients(loss):
+    variables = tf.trainable_variables()
+    return list(zip(recompute.gradients(loss, variables, gradients.PAIRWISE), variables))
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["", "recomputed"])
 @pytest.mark.parametrize("sizes", [[4, 4], [3, 3, 3], [5, 2], [2, 1, 4]])
 @pytest.mark.parametrize("module", ["slim", "point"])
-def test_towers_of_parts_equal_one_tower_of_the_batch(module, sizes):
+def test_towers_of_parts_equal_one_tower_of_the_batch(module, sizes, recomputed):
     expected = trained(module, [sum(sizes)], synchronize=False)
-    found = trained(module, sizes, synchronize=True)
+    found = trained(module, sizes, synchronize=True, recomputed=recomputed)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     for one, other in zip(found[1], expected[1]):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

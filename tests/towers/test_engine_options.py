@@ -285,7 +285,6 @@ DO_NOT_MIX = {
         ("sync_bn", "async_updates"),
         ("sync_bn", "backup_workers"),
         ("sync_bn", "xla"),
-        ("sync_bn", "recompute"),
         ("sync_bn", "bn_updates"),
         *itertools.product(
             ("input", "input_queue_size", "input_queue_megabytes"),

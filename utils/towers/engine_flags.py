@@ -290,10 +290,6 @@ REFUSED = (
         "--sync_bn exchanges statistics inside the tower, which XLA cannot compile; drop --xla",
     ),
     (
-        *("sync_bn", _is("sync_bn", True), "recompute", _is("recompute", True)),
-        "--recompute does not compute again what --sync_bn exchanges; drop one of them",
-    ),
-    (
         *("warmup_steps", _is("warmup_steps"), "lr_scaling", _is("lr_scaling", "none")),
         "--warmup_steps climbs to a scaled learning rate; add --lr_scaling=linear or drop it",
     ),
@@ -345,11 +341,6 @@ def check(options, place, bn_updates):
         raise ValueError(
             "--local_parameter_device=gpu needs a GPU, and none is visible; use"
             " --local_parameter_device=cpu"
-        )
-    if options.worker_hosts and options.input == "queue":
-        raise ValueError(
-            "--input=queue belongs to one session, which workers of a cluster may have to make"
-            " anew; use --input=feed"
         )
     if options.worker_hosts and not options.ps_hosts and not options.replicated:
         raise ValueError(
