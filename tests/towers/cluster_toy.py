@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import sys
+import time
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -97,10 +98,13 @@ def main(
     timeout=60,
     folder=None,
     save_every=1000,
-    pause=0.0,
+    gate=None,
     **options,
 ):
-    """Trains like a script; prints its steps. The chief saves to `folder`."""
+    """Trains like a script; prints its steps. The chief saves to `folder`.
+
+    It initialises the variables once there is a file `gate`.
+    """
     try:
         cluster = cluster_from(None, ps_hosts, worker_hosts, job_name, task_index)
         if cluster and cluster.is_parameter_server:
@@ -113,14 +117,16 @@ def main(
             options, place = cluster.options(options), cluster.devices(place)
         place = options.place_variables(place)
         loop.run_script(
-            functools.partial(train, cluster, place, options, steps, timeout, folder, save_every),
+            functools.partial(
+                train, cluster, place, options, steps, timeout, folder, save_every, gate
+            ),
             (ClusterError, checkpoints.CheckpointError),
         )
     except ClusterError as error:
         sys.exit(f"error: {error}")
 
 
-def train(cluster, place, options, steps, timeout, folder, save_every, stop):
+def train(cluster, place, options, steps, timeout, folder, save_every, gate, stop):
     task = cluster.task if cluster else 0
     numbers = range(task * place.num_towers, (task + 1) * place.num_towers)
     with tf.Graph().as_default() as graph:
@@ -132,6 +138,9 @@ def train(cluster, place, options, steps, timeout, folder, save_every, stop):
         graph.finalize()
 
         def initialise(sess):
+            print("initialising", flush=True)
+            while gate and not os.path.exists(gate):
+                time.sleep(0.05)
             sess.run(init)
             if os.path.isdir(folder) and any(".index" in name for name in os.listdir(folder)):
                 restored = checkpoints.restore_training(sess, folder)

@@ -75,8 +75,14 @@ class Run:
     def wait_for_steps(self, more, *names):
         """Waits until all of these have made so many more steps."""
         wanted = {name: self.count(name) + more for name in names}
+        self.wait_until(
+            lambda: all(self.count(name) >= steps for name, steps in wanted.items()), *names
+        )
+
+    def wait_until(self, condition, *names):
+        """Waits for a condition as long as these processes live."""
         deadline = time.monotonic() + HANG_SECONDS
-        while any(self.count(name) < steps for name, steps in wanted.items()):
+        while not condition():
             for name in names:
                 alive = self._running[name].is_alive()
                 assert alive, f"{name} ended: {self.output(name)[-2000:]}"
@@ -229,6 +235,17 @@ def test_a_killed_chief_or_server_continues_from_the_checkpoint(new_run, victim)
     run.signal("worker0", signal.SIGINT)
     codes = run.exit_codes("worker0", "worker1", "ps0")
     assert codes == [128 + signal.SIGINT, 0, 0]
+
+
+def test_a_server_lost_while_the_chief_fills_it_is_filled_again(new_run, tmp_path):
+    run = new_run(1, 2, steps=5, gate=str(tmp_path / "gate")).start("ps0", "worker0", "worker1")
+    run.wait_until(lambda: "initialising" in run.output("worker0"), "worker0", "worker1")
+    run.kill("ps0")
+    run.start("ps0")
+    (tmp_path / "gate").touch()
+    assert run.exit_codes("worker0", "worker1", "ps0") == [0, 0, 0]
+    assert run.output("worker0").count("initialising") > 1
+    assert run.checkpoint()["global_step"] == 5
 
 
 def test_a_signal_ends_workers_with_an_all_reduce_at_the_same_step(new_run):

@@ -97,18 +97,17 @@ class ParameterServerSession(WorkerSession):
         while True:
             try:
                 done = function()
-            except LOST as lost:
-                error, cause = lost, lost
-            except CheckpointError as failed:
-                error, cause = failed, failed.__cause__
+            except (*LOST, CheckpointError) as failed:
+                error = failed
             else:
                 self._failing_since = None
                 return done
             # A run that ends has no time to wait for its servers.
-            if not isinstance(cause, LOST) or self.should_stop():
+            loss = _loss_in(error)
+            if loss is None or self.should_stop():
                 raise error
             try:
-                self._recover(cause)
+                self._recover(loss)
             except loop.StopRequested:
                 raise error from None
 
@@ -133,12 +132,21 @@ class ParameterServerSession(WorkerSession):
     # --------------------------------------------------------------------- begin and begin again
 
     def _start(self):
-        self._connect()
-        if self.is_chief:
-            self._prepare()
-        else:
-            self._wait_until_ready()
-        self.step = int(self.session.run(self._step_value))
+        """Begins; once more where a process is lost meanwhile, and with it what was prepared."""
+        while True:
+            try:
+                self._connect()
+                if self.is_chief:
+                    self._prepare()
+                else:
+                    self._wait_until_ready()
+                self.step = int(self.session.run(self._step_value))
+                return
+            except (*LOST, CheckpointError) as error:
+                loss = _loss_in(error)
+                if loss is None:
+                    raise
+                self._wait_to_begin_again(loss)
 
     def _connect(self):
         """Returns when all needed processes can be reached and have the same cluster.
@@ -217,9 +225,14 @@ class ParameterServerSession(WorkerSession):
         said = time.monotonic() - _SAY_SECONDS + 2
         while True:
             self._check_stopped()
-            with contextlib.suppress(*LOST):
+            try:
                 if self._ask("ready"):
                     break
+            except tf.errors.FailedPreconditionError:
+                pass  # the chief has not come to that yet
+            except LOST:  # a server began anew, which does not know this session
+                self._close()
+                self.session = tf.Session(self._server.target, self._graph, self._new_config())
             self._watch.wait_until_reachable()
             if time.monotonic() - said > _SAY_SECONDS:
                 logging.info("waiting for the chief to prepare the variables")
@@ -253,21 +266,25 @@ class ParameterServerSession(WorkerSession):
         update_error = self._update_error
         if isinstance(update_error, tf.errors.OpError) and not isinstance(update_error, LOST):
             raise update_error
+        self._wait_to_begin_again(error)
+        self._start()
+
+    def _wait_to_begin_again(self, error):
+        """A pause after a loss.
+
+        Raises:
+            ClusterError: no step has been possible for the time-out.
+        """
         self._failing_since = self._failing_since or time.monotonic()
-        while True:
-            seconds = time.monotonic() - self._failing_since
-            if seconds > self._timeout + _CALL_SECONDS:
-                raise ClusterError(
-                    f"no step for {seconds:.0f} seconds ({type(error).__name__}); look at the"
-                    " output of the other processes"
-                ) from error
-            logging.warning("the session is lost (%s); beginning again", type(error).__name__)
-            self._close()
-            try:
-                return self._start()
-            except LOST as again:
-                error = again
-                time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
+        seconds = time.monotonic() - self._failing_since
+        if seconds > self._timeout + _CALL_SECONDS:
+            raise ClusterError(
+                f"no step for {seconds:.0f} seconds ({type(error).__name__}); look at the"
+                " output of the other processes"
+            ) from error
+        logging.warning("the session is lost (%s); beginning again", type(error).__name__)
+        self._close()
+        time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
 
     def _check_stopped(self):
         """Raises StopRequested where a worker has ended the run."""
@@ -332,6 +349,12 @@ class ParameterServerSession(WorkerSession):
         config = tf.ConfigProto()
         config.CopyFrom(self._config)
         return config
+
+
+def _loss_in(error):
+    """An error, or what a save or a restore failed of, if it is the loss of a process."""
+    cause = error.__cause__ if isinstance(error, CheckpointError) else error
+    return cause if isinstance(cause, LOST) else None
 
 
 def _variable(name, dtype, value):
