@@ -1,0 +1,126 @@
+"""Both training scripts as the processes of a cluster on this machine."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from data import synthetic_shapes, synthetic_text
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TIMEOUT = 300
+SERVERS, ALL_REDUCE = "servers", "all-reduce"
+
+
+def addresses(count):
+    """Addresses on this machine that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def train(folder, mode, arguments):
+    """Trains with two workers, and in mode SERVERS a parameter server.
+
+    Args:
+        folder: where the processes' output goes.
+        mode: SERVERS or ALL_REDUCE.
+        arguments: of the command line, script first.
+
+    Returns:
+        What the chief printed.
+    """
+    ps, *workers = addresses(3)
+    hosts = [f"--worker_hosts={','.join(workers)}"]
+    hosts += [f"--ps_hosts={ps}"] if mode == SERVERS else ["--variable_update=replicated"]
+    tasks = [("worker", 0), ("worker", 1)] + [("ps", 0)] * (mode == SERVERS)
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+    }
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for job, task in tasks:
+            output = stack.enter_context(open(folder / f"{job}{task}.txt", "w"))
+            process = subprocess.Popen(
+                [sys.executable, *arguments, *hosts, f"--job_name={job}", f"--task_index={task}"],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        codes = [process.wait(TIMEOUT) for process in processes]
+    texts = [(folder / f"{job}{task}.txt").read_text() for job, task in tasks]
+    assert codes == [0] * len(tasks), "\n".join(text[-3000:] for text in texts)
+    return texts[0]
+
+
+def tensors(folder):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.fixture(scope="module")
+def pointnet(tmp_path_factory):
+    """{mode: (what the chief printed, tensors of its checkpoint)} of PointNet++."""
+    folder = tmp_path_factory.mktemp("pointnet")
+    synthetic_shapes.main([f"--output_dir={folder / 'data'}", "--num_train=48", "--num_test=5"])
+    arguments = ["train_multi_gpu.py", "--num_gpus=2", "--model=pointnet_cls_basic", "--seed=3"]
+    arguments += ["--num_point=32", "--batch_size=12", "--max_epoch=2"]
+    # Weights that hardly move: batch norm of few clouds would make rounding errors grow.
+    arguments += ["--optimizer=momentum", "--learning_rate=1e-5"]
+    arguments += [f"--data_path={folder / 'data'}"]
+    found = {}
+    for mode, more in ((SERVERS, []), (ALL_REDUCE, ["--input=queue"])):
+        log_dir = folder / f"log of {mode}"
+        text = train(folder / mode, mode, [*arguments, *more, f"--log_dir={log_dir}"])
+        found[mode] = text, tensors(log_dir)
+    return found
+
+
+def test_parameter_servers_and_an_all_reduce_train_classifiers_alike(pointnet):
+    (_, expected), (_, found) = pointnet[SERVERS], pointnet[ALL_REDUCE]
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        tolerance = 1e-5 * max(1, np.abs(value).max())
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", [SERVERS, ALL_REDUCE])
+def test_the_workers_divide_an_epoch(pointnet, mode):
+    text, checkpoint = pointnet[mode]
+    assert text.count("trained on 24 clouds in 2 batches") == 2  # half of 48, in each epoch
+    assert checkpoint["batch"] == 4
+    assert text.count("EVALUATION") == 2
+
+
+def test_parameter_servers_and_an_all_reduce_train_detectors_alike(tmp_path):
+    """First moments after one step of Adam, which are the gradients."""
+    synthetic_text.main([f"--output_dir={tmp_path / 'data'}", "--num_train=8", "--num_test=1"])
+    arguments = ["multigpu_train.py", "--gpu_list=0", "--input_size=64", "--batch_size_per_gpu=2"]
+    arguments += ["--num_readers=1", "--background_ratio=0", "--seed=1", "--max_steps=1"]
+    arguments += [f"--training_data_path={tmp_path / 'data' / 'train'}"]
+    moments = []
+    for mode in (SERVERS, ALL_REDUCE):
+        folder = tmp_path / f"checkpoints of {mode}"
+        train(tmp_path / mode, mode, [*arguments, f"--checkpoint_path={folder}"])
+        checkpoint = tensors(folder)
+        assert checkpoint["global_step"] == 1
+        moments.append({n: value for n, value in checkpoint.items() if n.endswith("/Adam")})
+    assert len(moments[0]) == 186 and set(moments[0]) == set(moments[1])
+    for name, expected in moments[0].items():
+        difference = np.linalg.norm(moments[1][name] - expected)
+        assert difference <= 1e-5 * np.linalg.norm(expected), name
