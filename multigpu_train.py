@@ -41,7 +41,7 @@ from utils.towers import (
     summaries,
     train_op,
 )
-from utils.towers.cluster import ClusterError, cluster_from
+from utils.towers.cluster import ClusterError, cluster_of
 from utils.towers.engine import Engine
 
 FLAGS = flags.FLAGS
@@ -293,13 +293,7 @@ def check_flags():
     """
     compat.check_tensorflow()
     options = engine_flags.options_from_flags(FLAGS)
-    cluster = cluster_from(
-        os.environ.get("TF_CONFIG"),
-        options.ps_hosts,
-        options.worker_hosts,
-        options.job_name,
-        options.task_index,
-    )
+    cluster = cluster_of(options)
     if cluster and cluster.is_parameter_server:
         return None, options, cluster, None
     if FLAGS.input_size % 32:
@@ -324,11 +318,7 @@ def check_flags():
             " commas; use 0.5,1,2,3"
         )
     place = devices.resolve_devices(FLAGS.gpu_list)
-    if cluster:
-        options, place = cluster.options(options), cluster.devices(place)
-        engine_flags.check_seed(FLAGS.seed)
-    engine_flags.check(options, place, FLAGS["bn_updates"])
-    place = options.place_variables(place)
+    options, place = engine_flags.settle(options, place, cluster, FLAGS)
     FLAGS.training_data_path = os.path.expanduser(FLAGS.training_data_path)
     return place, options, cluster, icdar_files.scan(FLAGS.training_data_path, check_images=False)
 

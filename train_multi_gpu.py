@@ -47,7 +47,7 @@ from utils.towers import (
     summaries,
     train_op,
 )
-from utils.towers.cluster import ClusterError, cluster_from
+from utils.towers.cluster import ClusterError, cluster_of
 from utils.towers.engine import Engine
 from utils.towers.progress import EpochCheckpoints, Progress, read_progress
 
@@ -324,21 +324,11 @@ def check_flags():
     """
     compat.check_tensorflow()
     options = engine_flags.options_from_flags(FLAGS)
-    cluster = cluster_from(
-        os.environ.get("TF_CONFIG"),
-        options.ps_hosts,
-        options.worker_hosts,
-        options.job_name,
-        options.task_index,
-    )
+    cluster = cluster_of(options)
     if cluster and cluster.is_parameter_server:
         return None, options, cluster, None, None
     place = devices.resolve_num_gpus(FLAGS.num_gpus)
-    if cluster:
-        options, place = cluster.options(options), cluster.devices(place)
-        engine_flags.check_seed(FLAGS.seed)
-    engine_flags.check(options, place, FLAGS["bn_updates"])
-    place = options.place_variables(place)
+    options, place = engine_flags.settle(options, place, cluster, FLAGS)
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")

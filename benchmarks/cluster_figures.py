@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import multigpu_train
 from benchmarks.east_figures import made_up_batch
-from benchmarks.measure import Figure
+from benchmarks.measure import Figure, free_addresses
 from benchmarks.reference_net import feed_of, logical_cpus, tower_graph
 from utils.towers import cluster_server, cluster_session, engine_flags, loop
 from utils.towers.cluster import Cluster, ClusterError
@@ -88,7 +88,7 @@ def _figure(name, build, steps):
 
 def _train(build, steps):
     """Runs a parameter server and two workers; returns what the workers report."""
-    ps, *workers = _free_addresses(3)
+    ps, *workers = free_addresses(3)
     spawn = multiprocessing.get_context("spawn")
     reports = spawn.Queue()
     processes = []
@@ -189,12 +189,3 @@ def bytes_of_connections():
                 acked, got = struct.unpack_from("QQ", info, BYTES_OFFSET)
                 sent, received = sent + acked, received + got
     return sent, received
-
-
-def _free_addresses(count):
-    """Loopback addresses with ports that nobody has."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]

@@ -1,9 +1,11 @@
 """What every measurement needs: a figure with its bar, and times of variants taken in turn."""
 
+import contextlib
 import dataclasses
 import gc
 import math
 import operator
+import socket
 import time
 
 import numpy as np
@@ -100,3 +102,12 @@ def ratio_figure(name, numerator, denominator, comparison=None, bar=None, **deta
         **detail,
     }
     return Figure(name, np.median(ratios), "ratio", comparison, bar, detail)
+
+
+def free_addresses(count):
+    """Loopback addresses, 'host:port', whose ports nobody had a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]

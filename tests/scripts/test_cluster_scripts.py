@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -11,20 +10,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.measure import free_addresses
 from data import synthetic_shapes, synthetic_text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT = 300
 SERVERS, ALL_REDUCE = "servers", "all-reduce"
-
-
-def addresses(count):
-    """Addresses on this machine that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def train(folder, mode, arguments):
@@ -38,7 +29,7 @@ def train(folder, mode, arguments):
     Returns:
         What the chief printed.
     """
-    ps, *workers = addresses(3)
+    ps, *workers = free_addresses(3)
     hosts = [f"--worker_hosts={','.join(workers)}"]
     hosts += [f"--ps_hosts={ps}"] if mode == SERVERS else ["--variable_update=replicated"]
     tasks = [("worker", 0), ("worker", 1)] + [("ps", 0)] * (mode == SERVERS)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from benchmarks.measure import free_addresses
 from tests.towers import cluster_toy
 
 HANG_SECONDS = 60
@@ -41,8 +42,8 @@ class Run:
     def __init__(self, context, folder, num_ps, num_workers, **settings):
         self._context = context
         self._folder = folder
-        with FreeAddresses(num_ps + num_workers) as addresses:
-            self.hosts = {"ps": addresses[:num_ps], "worker": addresses[num_ps:]}
+        addresses = tuple(free_addresses(num_ps + num_workers))
+        self.hosts = {"ps": addresses[:num_ps], "worker": addresses[num_ps:]}
         self._settings = {
             "ps_hosts": self.hosts["ps"],
             "worker_hosts": self.hosts["worker"],
@@ -125,22 +126,6 @@ class Run:
 def read_checkpoint(folder):
     reader = tf.train.load_checkpoint(str(folder))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-
-
-class FreeAddresses:
-    """Addresses on this machine that were free a moment ago."""
-
-    def __init__(self, count):
-        self._sockets = [socket.socket() for _ in range(count)]
-
-    def __enter__(self):
-        for each in self._sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in self._sockets)
-
-    def __exit__(self, *unused_exception):
-        for each in self._sockets:
-            each.close()
 
 
 @pytest.fixture

@@ -4,21 +4,17 @@ A cluster has workers, each with its own towers and its own share of the data, a
 servers, which keep the variables. It is described to every process alike: by the environment
 variable TF_CONFIG, or by --ps_hosts, --worker_hosts, --job_name and --task_index.
 
-    cluster = cluster_from(
-        os.environ.get("TF_CONFIG"), options.ps_hosts, options.worker_hosts, options.job_name,
-        options.task_index)
+    cluster = cluster_of(options)
     if cluster and cluster.is_parameter_server:
         return cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
-    if cluster:
-        options, place = cluster.options(options), cluster.devices(place)
-    engine_flags.check(options, place, ...)
-    place = options.place_variables(place)
+    options, place = engine_flags.settle(options, place, cluster, FLAGS)
 
 Worker 0 is the chief: it alone initialises or restores the variables, saves and writes summaries.
 """
 
 import dataclasses
 import json
+import os
 
 import tensorflow.compat.v1 as tf
 
@@ -116,6 +112,24 @@ class Cluster:
         return devices.in_cluster(
             place, task=self.task, num_parameter_servers=len(self.ps_hosts), balance=balance
         )
+
+
+def cluster_of(options, environ=os.environ):
+    """The cluster that the environment or the flags describe.
+
+    Args:
+        options: utils.towers.engine_flags.EngineOptions.
+        environ: the environment, which may have TF_CONFIG.
+
+    Returns, Raises: see `cluster_from`.
+    """
+    return cluster_from(
+        environ.get("TF_CONFIG"),
+        options.ps_hosts,
+        options.worker_hosts,
+        options.job_name,
+        options.task_index,
+    )
 
 
 def cluster_from(tf_config_json=None, ps_hosts=(), worker_hosts=(), job_name="", task_index=0):

@@ -2,7 +2,7 @@
 
     engine_flags.define()                         # in a script's define_flags(), below its own
     options = engine_flags.options_from_flags(FLAGS)
-    engine_flags.check(options, place)            # raises before a graph is built
+    options, place = engine_flags.settle(options, place, cluster, FLAGS)  # raises, before a graph
 
 Each is off by default: the default is what the originals do.
 """
@@ -359,17 +359,27 @@ def check(options, place, bn_updates):
                 raise ValueError(f"--{flag} needs parameter servers; add --ps_hosts or drop it")
 
 
-def check_seed(seed):
-    """Refuses workers that would each draw an order of the data of their own.
+def settle(options, place, cluster, values):
+    """Checks the options, and says where towers and variables are.
 
     Args:
-        seed: value of --seed.
+        options: EngineOptions.
+        place: utils.towers.devices.Devices of this process.
+        cluster: utils.towers.cluster.Cluster in which it is a worker, or None.
+        values: absl's FLAGS, of which --seed and --bn_updates matter as well.
+
+    Returns:
+        Tuple (options, place): with the hosts of the cluster, and the Devices in it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the options do not go together; one sentence that names the flag to change.
     """
-    if seed is None:
-        raise ValueError(
-            "the workers of a cluster divide one order of the data, so they need the same --seed;"
-            " pass for example --seed=0 to all"
-        )
+    if cluster:
+        options, place = cluster.options(options), cluster.devices(place)
+        if values["seed"].value is None:
+            raise ValueError(
+                "the workers of a cluster divide one order of the data, so they need the same"
+                " --seed; pass for example --seed=0 to all"
+            )
+    check(options, place, values["bn_updates"])
+    return options, options.place_variables(place)
