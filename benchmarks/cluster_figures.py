@@ -29,8 +29,8 @@ BYTES_OFFSET = 120
 def bytes_of_east(steps=4):
     """Bytes between a worker and the parameter server in a step, over those of EAST's variables.
 
-    One parameter server and two synchronous workers of one tower each, as processes on loopback.
-    A worker receives the trainable variables and sends their gradients, so 2 is the least. Both
+    One parameter server and two synchronous workers, as processes on loopback, with one tower each
+    and with two. A worker receives the trainable variables and sends their gradients, so 2 is the least. Both
     ways are counted, by the kernel, on the worker's own connections, with all that the runtime says
     beside. The value is that of the worker with more.
 
@@ -38,16 +38,15 @@ def bytes_of_east(steps=4):
         steps: counted ones.
 
     Returns:
-        List of one Figure.
+        List of two Figure.
     """
-    return [_figure("grpc_bytes_east", _east, steps)]
+    return [_figure(f"grpc_bytes_east_k{k}", functools.partial(_east, k), steps) for k in (1, 2)]
 
 
 def bytes_of_reference_net(steps=30):
-    """As `bytes_of_east`, for the reference net with one tower and with two.
+    """As `bytes_of_east`, for the reference net.
 
-    Its variables are small: what the runtime says beside them weighs more. Each of two towers gets
-    the variables.
+    Its variables are small: what the runtime says beside them weighs more.
 
     Args:
         steps: counted ones.
@@ -163,14 +162,14 @@ def _reference(num_towers, cluster):
     return place, training.graph, training.engine, training.fetches, feed_of(training)
 
 
-def _east(cluster):
-    """As `_reference`, for EAST with one tower and an image of 64 x 64."""
+def _east(num_towers, cluster):
+    """As `_reference`, for EAST with an image of 64 x 64 a tower."""
     options = cluster.options(engine_flags.EngineOptions())
-    place = options.place_variables(cluster.devices(logical_cpus(1)))
+    place = options.place_variables(cluster.devices(logical_cpus(num_towers)))
     with tf.Graph().as_default() as graph:
         net = multigpu_train.TrainGraph(place, options=options, cluster=cluster)
         fetches = [net.model_loss, net.total_loss, net.nonfinite, net.train_op]
-        return place, graph, net.engine, fetches, net.feed(made_up_batch(1, 64))
+        return place, graph, net.engine, fetches, net.feed(made_up_batch(num_towers, 64))
 
 
 def bytes_of_connections():

@@ -111,7 +111,9 @@ GROUPS = {
         "cluster_figures.bytes_of_reference_net",
         ("grpc_bytes_reference_k1", "grpc_bytes_reference_k2"),
     ),
-    "grpc_east": Group("cluster_figures.bytes_of_east", ("grpc_bytes_east",)),
+    "grpc_east": Group(
+        "cluster_figures.bytes_of_east", ("grpc_bytes_east_k1", "grpc_bytes_east_k2")
+    ),
     "memory": Group("process_figures.memory", ("resident_memory_k4", "resident_memory_steps")),
     "reader_start": Group("process_figures.reader_start", ("reader_start", "reader_memory")),
     "points": Group(

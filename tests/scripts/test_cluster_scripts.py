@@ -64,35 +64,53 @@ def tensors(folder):
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
+def gradient_norms(folder):
+    """The values of `gradient_norm` in a folder of event files."""
+    return [
+        value.simple_value
+        for path in sorted(folder.iterdir())
+        for event in tf.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "gradient_norm"
+    ]
+
+
 @pytest.fixture(scope="module")
 def pointnet(tmp_path_factory):
-    """{mode: (what the chief printed, tensors of its checkpoint)} of PointNet++."""
+    """{mode: (chief's output, tensors of its checkpoint, gradient norms)} of PointNet++."""
     folder = tmp_path_factory.mktemp("pointnet")
     synthetic_shapes.main([f"--output_dir={folder / 'data'}", "--num_train=48", "--num_test=5"])
     arguments = ["train_multi_gpu.py", "--num_gpus=2", "--model=pointnet_cls_basic", "--seed=3"]
     arguments += ["--num_point=32", "--batch_size=12", "--max_epoch=2"]
     # Weights that hardly move: batch norm of few clouds would make rounding errors grow.
-    arguments += ["--optimizer=momentum", "--learning_rate=1e-5"]
+    arguments += ["--optimizer=momentum", "--learning_rate=1e-5", "--clip_norm=1"]
     arguments += [f"--data_path={folder / 'data'}"]
     found = {}
     for mode, more in ((SERVERS, []), (ALL_REDUCE, ["--input=queue"])):
         log_dir = folder / f"log of {mode}"
         text = train(folder / mode, mode, [*arguments, *more, f"--log_dir={log_dir}"])
-        found[mode] = text, tensors(log_dir)
+        found[mode] = text, tensors(log_dir), gradient_norms(log_dir / "train")
     return found
 
 
 def test_parameter_servers_and_an_all_reduce_train_classifiers_alike(pointnet):
-    (_, expected), (_, found) = pointnet[SERVERS], pointnet[ALL_REDUCE]
+    (_, expected, _), (_, found, _) = pointnet[SERVERS], pointnet[ALL_REDUCE]
     assert set(found) == set(expected)
     for name, value in expected.items():
         tolerance = 1e-5 * max(1, np.abs(value).max())
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
+def test_summaries_have_the_norm_of_what_all_workers_averaged(pointnet):
+    """With parameter servers that of the update before."""
+    (_, _, found), (_, _, expected) = pointnet[SERVERS], pointnet[ALL_REDUCE]
+    assert len(expected) == 4 and min(expected) > 1
+    np.testing.assert_allclose(found, [0, *expected[:-1]], rtol=1e-4)
+
+
 @pytest.mark.parametrize("mode", [SERVERS, ALL_REDUCE])
 def test_the_workers_divide_an_epoch(pointnet, mode):
-    text, checkpoint = pointnet[mode]
+    text, checkpoint, _ = pointnet[mode]
     assert text.count("trained on 24 clouds in 2 batches") == 2  # half of 48, in each epoch
     assert checkpoint["batch"] == 4
     assert text.count("EVALUATION") == 2

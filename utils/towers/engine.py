@@ -256,7 +256,11 @@ class Engine:
                     regularization_loss = tf.add_n(towers[index].regularization_losses)
                     grads = gradients.add_regularization(grads, regularization_loss)
                 # Workers that wait for each other clip what they have averaged.
-                copies[index] = grads if self._synchronous else self._clip(grads, index == 0)
+                if self._options.clip_norm and not self._synchronous:
+                    grads, norm = self._clipped(grads)
+                    if index == 0:
+                        self._summarize_norm(norm)
+                copies[index] = grads
                 if self._place.parameter_servers and not self._synchronous:
                     packed = self._to_servers(copies[index])
                     copies[index] = packed.unpack(packed.pairs)
@@ -397,14 +401,20 @@ class Engine:
         packed = self._to_servers(grads)
 
         def update(averaged, global_step):
-            return train_op.build_train_op(
+            averaged = packed.unpack(averaged)
+            reports = []
+            if self._options.clip_norm:
+                averaged, norm = self._clipped(averaged)
+                reports.append(self._report_norm(norm))
+            updated = train_op.build_train_op(
                 self._optimizer,
-                self._clip(packed.unpack(averaged)),
+                averaged,
                 global_step,
                 towers,
                 variable_averages,
                 batch_norm_updates_op=tf.no_op(),
             )
+            return tf.group(updated, *reports)
 
         self.sync_update = cluster_update.build_sync_update(
             self._cluster, packed.pairs, self.global_step, update, self._options.backup_workers
@@ -416,11 +426,28 @@ class Engine:
                 update_batch_norm = train_op.batch_norm_updates(towers, bn_updates)
             return tf.group(update_batch_norm, name="train_op")
 
-    def _clip(self, grads, summarize=False):
-        """Scales gradients down so that their global norm is `clip_norm` at most."""
-        if not self._options.clip_norm:
-            return grads
-        clipped, norm = tf.clip_by_global_norm([grad for grad, _ in grads], self._options.clip_norm)
-        if summarize:
-            self.summaries.append(tf.summary.scalar("gradient_norm", norm))
-        return list(zip(clipped, [variable for _, variable in grads]))
+    def _clipped(self, grads):
+        """(gradients scaled down to a global norm of `clip_norm` at most, their norm before)."""
+        values, norm = tf.clip_by_global_norm([grad for grad, _ in grads], self._options.clip_norm)
+        return list(zip(values, [variable for _, variable in grads])), norm
+
+    def _summarize_norm(self, norm):
+        self.summaries.append(tf.summary.scalar("gradient_norm", norm))
+
+    def _report_norm(self, norm):
+        """An op that keeps the norm for the summary of the step that follows.
+
+        The thread that makes synchronous updates fetches nothing.
+        """
+        with tf.device(self._place.step_device):
+            kept = tf.get_variable(
+                "cluster/gradient_norm",
+                [],
+                initializer=tf.zeros_initializer(),
+                trainable=False,
+                collections=[],
+                use_resource=True,
+            )
+        self._synchronize.append(kept.initializer)
+        self._summarize_norm(kept.read_value())
+        return kept.assign(norm).op
