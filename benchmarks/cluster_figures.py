@@ -30,9 +30,9 @@ def bytes_of_east(steps=4):
     """Bytes between a worker and the parameter server in a step, over those of EAST's variables.
 
     One parameter server and two synchronous workers, as processes on loopback, with one tower each
-    and with two. A worker receives the trainable variables and sends their gradients, so 2 is the least. Both
-    ways are counted, by the kernel, on the worker's own connections, with all that the runtime says
-    beside. The value is that of the worker with more.
+    and with two. A worker receives the trainable variables and sends their gradients, so 2 is the
+    least. Both ways are counted, by the kernel, on the worker's own connections, with all that the
+    runtime says beside. The value is that of the worker with more.
 
     Args:
         steps: counted ones.
