@@ -460,6 +460,7 @@ def train(stop):
         with session.started(initialise):
             settings = reader_settings(place, scan)
             queued = options.input == "queue"
+            found = cluster_session.where_data_go_on(session, found, FLAGS.checkpoint_path)
             prefix = found.prefix if found else None
             with make_readers(
                 scan, seed, settings, prefix, queued=queued, cluster=cluster

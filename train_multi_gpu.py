@@ -458,6 +458,9 @@ def train(stop):
                 log.log_string(f"Model restored from file: {restored.prefix}")
 
         with session.started(initialise), contextlib.ExitStack() as opened:
+            found = cluster_session.where_data_go_on(session, found, FLAGS.log_dir)
+            if found is not None:
+                progress = progress or read_progress(found.prefix)
             if found is not None and progress is None:
                 logging.warning("nothing tells the epoch: counting from 0")
             progress = progress or Progress(seed)

@@ -1,10 +1,10 @@
 """Both training scripts as the processes of a cluster on this machine."""
 
-import contextlib
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -18,45 +18,75 @@ TIMEOUT = 300
 SERVERS, ALL_REDUCE = "servers", "all-reduce"
 
 
-def train(folder, mode, arguments):
-    """Trains with two workers, and in mode SERVERS a parameter server.
+class Cluster:
+    """The processes of one training: two workers, and in mode SERVERS a parameter server.
 
     Args:
         folder: where the processes' output goes.
         mode: SERVERS or ALL_REDUCE.
         arguments: of the command line, script first.
-
-    Returns:
-        What the chief printed.
     """
-    ps, *workers = free_addresses(3)
-    hosts = [f"--worker_hosts={','.join(workers)}"]
-    hosts += [f"--ps_hosts={ps}"] if mode == SERVERS else ["--variable_update=replicated"]
-    tasks = [("worker", 0), ("worker", 1)] + [("ps", 0)] * (mode == SERVERS)
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-    }
-    folder.mkdir()
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for job, task in tasks:
-            output = stack.enter_context(open(folder / f"{job}{task}.txt", "w"))
-            process = subprocess.Popen(
-                [sys.executable, *arguments, *hosts, f"--job_name={job}", f"--task_index={task}"],
+
+    def __init__(self, folder, mode, arguments):
+        ps, *workers = free_addresses(3)
+        hosts = [f"--worker_hosts={','.join(workers)}"]
+        hosts += [f"--ps_hosts={ps}"] if mode == SERVERS else ["--variable_update=replicated"]
+        self._folder, self._command = folder, [sys.executable, *arguments, *hosts]
+        self._running = {}
+        folder.mkdir()
+        for name in ["worker0", "worker1", "ps0"] if mode == SERVERS else ["worker0", "worker1"]:
+            self.start(name)
+
+    def start(self, name):
+        """Starts a process: 'worker0', 'worker1' or 'ps0'."""
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+        }
+        with open(self._folder / f"{name}.txt", "a") as output:
+            self._running[name] = subprocess.Popen(
+                [*self._command, f"--job_name={name[:-1]}", f"--task_index={name[-1]}"],
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            stack.callback(process.kill)
-            processes.append(process)
-        codes = [process.wait(TIMEOUT) for process in processes]
-    texts = [(folder / f"{job}{task}.txt").read_text() for job, task in tasks]
-    assert codes == [0] * len(tasks), "\n".join(text[-3000:] for text in texts)
-    return texts[0]
+
+    def kill(self, name):
+        self._running[name].kill()
+        self._running[name].wait()
+
+    def output(self, name):
+        return (self._folder / f"{name}.txt").read_text()
+
+    def wait_for_output(self, name, text):
+        deadline = time.monotonic() + TIMEOUT
+        while text not in self.output(name):
+            assert self._running[name].poll() is None, self.output(name)[-3000:]
+            assert time.monotonic() < deadline, self.output(name)[-3000:]
+            time.sleep(0.1)
+
+    def finish(self):
+        """Waits for the end, which must be a good one; returns what the chief printed."""
+        codes = {name: process.wait(TIMEOUT) for name, process in self._running.items()}
+        assert not any(codes.values()), [codes, *(self.output(name)[-3000:] for name in codes)]
+        return self.output("worker0")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused_exception):
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+
+def train(folder, mode, arguments):
+    """Trains to the end; returns what the chief printed."""
+    with Cluster(folder, mode, arguments) as cluster:
+        return cluster.finish()
 
 
 def tensors(folder):
@@ -114,6 +144,24 @@ def test_the_workers_divide_an_epoch(pointnet, mode):
     assert text.count("trained on 24 clouds in 2 batches") == 2  # half of 48, in each epoch
     assert checkpoint["batch"] == 4
     assert text.count("EVALUATION") == 2
+
+
+def test_a_killed_worker_goes_on_where_the_others_are(tmp_path):
+    synthetic_shapes.main([f"--output_dir={tmp_path / 'data'}", "--num_train=48", "--num_test=5"])
+    arguments = ["train_multi_gpu.py", "--num_gpus=1", "--model=pointnet_cls_basic", "--seed=3"]
+    arguments += ["--num_point=32", "--batch_size=12", "--max_epoch=60", "--save_epochs=5"]
+    arguments += [f"--data_path={tmp_path / 'data'}", f"--log_dir={tmp_path / 'log'}"]
+    with Cluster(tmp_path / "output", SERVERS, arguments) as cluster:
+        cluster.wait_for_output("worker1", "EPOCH 012")
+        cluster.kill("worker1")
+        before = cluster.output("worker1")
+        cluster.start("worker1")
+        text = cluster.finish()
+    assert text.count("**** EPOCH") == 60
+    after = cluster.output("worker1").removeprefix(before)
+    assert "this worker goes on with the data of" in after
+    first = int(after.partition("**** EPOCH ")[2][:3])
+    assert 6 <= first <= before.count("**** EPOCH")
 
 
 def test_parameter_servers_and_an_all_reduce_train_detectors_alike(tmp_path):

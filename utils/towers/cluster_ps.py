@@ -26,6 +26,7 @@ from utils.towers.cluster_worker import (
 COLLECTION = "cluster"  # variables that workers tell each other things with
 _CALL_SECONDS = 5.0  # for a question to a parameter server, which answers at once or is not there
 _SAY_SECONDS = 30.0
+_TOKEN_SECONDS = 0.05  # between two looks for a token
 
 
 class ParameterServerSession(WorkerSession):
@@ -51,6 +52,7 @@ class ParameterServerSession(WorkerSession):
         self._step_value = self._engine.global_step.read_value()
         self._connected = False  # at least once, to the parameter servers of this cluster
         self._update_error = None
+        self._token = None  # the last one of a synchronous update
         self._failing_since = None
         self._graph = tf.get_default_graph()
 
@@ -83,13 +85,15 @@ class ParameterServerSession(WorkerSession):
         while True:
             try:
                 with self._step_in_progress():
-                    values, (step, who) = self.session.run([fetches, status], feed)
+                    values, (step, who, tokens) = self.session.run([fetches, status], feed)
+                    self._note_stop(who)
+                    if tokens:
+                        step = max(step, self._new_token(*tokens))
             except LOST as error:
                 self._recover(error)
             else:
                 self._failing_since = None
                 self.step = int(step)
-                self._note_stop(who)
                 return values
 
     def until_done(self, function):
@@ -120,9 +124,39 @@ class ParameterServerSession(WorkerSession):
         return [*servers, *self._others()], self._engine.sync_update.backup_workers
 
     def _status_after(self, op, place):
-        """(step, who stopped), read when an op of an update has run."""
+        """(step, who stopped, [token]), read when an op of an update has run.
+
+        No token where the op makes no synchronous update.
+        """
+        tokens = []
+        if self._engine.sync_update and op is self._engine.train_op:
+            tokens = [self._engine.sync_update.tokens.taken]
         with tf.control_dependencies([op]):
-            return self._engine.global_step.read_value(), self._who_stopped.read_value()
+            return self._engine.global_step.read_value(), self._who_stopped.read_value(), tokens
+
+    def _new_token(self, token):
+        """Waits until this worker has the token of an update that it has not had yet.
+
+        An older one is that of a worker which does not come for it: unless updates have gone on
+        without that worker, it is put back.
+
+        Args:
+            token: the one that a step has taken.
+
+        Returns:
+            The new token, or 0 where the run ends meanwhile.
+        """
+        tokens = self._sync.tokens
+        while token <= self._token:
+            if token >= self.session.run(self._step_value):
+                self.session.run(tokens.put_back, {tokens.returned: token})
+                time.sleep(_TOKEN_SECONDS)
+            self._note_stop(self.session.run(self._ops["who stopped"]))
+            if self.should_stop():
+                return 0
+            token = self.session.run(tokens.take)
+        self._token = token
+        return token
 
     def _note_stop(self, who):
         if who and not self._stopped:
@@ -141,6 +175,8 @@ class ParameterServerSession(WorkerSession):
                 else:
                     self._wait_until_ready()
                 self.step = int(self.session.run(self._step_value))
+                if self._sync:
+                    self._token = self.session.run(self._sync.tokens.last)
                 return
             except (*LOST, CheckpointError) as error:
                 loss = _loss_in(error)
@@ -318,7 +354,8 @@ class ParameterServerSession(WorkerSession):
         if not (self._connected and self._watch.has_servers()):
             return
         with self._short_session() as session, contextlib.suppress(tf.errors.OpError):
-            if failed or self._error or self._stop.requested:
+            # Without the chief nothing would be saved any more.
+            if failed or self._error or self._stop.requested or self.is_chief:
                 who = self._cluster.describe(WORKER, self._cluster.task)
                 session.run(self._ops["set stopped"], {self._text: who})
                 if self._sync:

@@ -21,7 +21,7 @@ newest checkpoint. Make the saver under `tf.device(place.host)`, so that it writ
 
 What happens when a process of a cluster ends:
 
-* A signal ends the run of all: every worker's loop ends, and the chief saves.
+* A signal ends the run of all: every worker's loop ends, and the chief saves. The chief's end does.
 * With parameter servers, a worker that is killed is waited for (unless the run is asynchronous or
   has backup workers left), and goes on when it is started again. If a parameter server or the chief
   is killed, all wait until it is started again; the chief then restores the newest checkpoint.
@@ -33,7 +33,10 @@ What happens when a process of a cluster ends:
 import contextlib
 
 import tensorflow.compat.v1 as tf
+from absl import logging
 
+from utils.towers import checkpoint_restore
+from utils.towers.checkpoint_files import CheckpointError
 from utils.towers.cluster_all_reduce import AllReduceSession
 from utils.towers.cluster_ps import ParameterServerSession
 from utils.towers.cluster_worker import op_of_update
@@ -61,6 +64,26 @@ def make_session(cluster, place, engine, init, stop, timeout_seconds=60):
         return LocalSession(place, engine, stop)
     kind = ParameterServerSession if cluster.ps_hosts else AllReduceSession
     return kind(cluster, place, engine, init, stop, timeout_seconds)
+
+
+def where_data_go_on(session, found, path):
+    """The checkpoint beside which the readers' state is that this process goes on with.
+
+    Args:
+        session: of `make_session`, started.
+        found: checkpoints.FoundCheckpoint of --restore, or None.
+        path: folder of the checkpoints.
+
+    Returns:
+        `found`; in a worker that joins a run in progress the newest checkpoint, if it sees one.
+    """
+    if found is not None or session.is_chief or not session.step:
+        return found
+    with contextlib.suppress(CheckpointError, OSError):
+        found = checkpoint_restore.newest_undamaged(path)
+    where = f"goes on with the data of {found.prefix}" if found else "reads the data from the start"
+    logging.info("joining a run at step %d: this worker %s", session.step, where)
+    return found
 
 
 class LocalSession:

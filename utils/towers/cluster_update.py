@@ -2,12 +2,33 @@
 
 Each worker hands in the mean of its towers' gradients. When enough have, the chief's
 `aggregate_op`, which a thread of its session runs again and again, averages them, updates the
-variables and gives every worker a token for its next step (tf.train.SyncReplicasOptimizer).
+variables and puts a token for every worker's next step into a queue: the number of the update
+(tf.train.SyncReplicasOptimizer). Where a worker is gone its token stays there, and another worker
+could take two and hand in twice; `Tokens` is what it takes to notice that.
 """
 
 import dataclasses
 
 import tensorflow.compat.v1 as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The tokens of updates, as one worker sees them.
+
+    Attributes:
+        taken: the token that `SyncUpdate.train_op` has taken.
+        last: the worker's last token, or the step at which it began.
+        take: takes another one.
+        put_back: op that lets another worker have `returned`.
+        returned: placeholder of a token.
+    """
+
+    taken: tf.Tensor
+    last: tf.Tensor
+    take: tf.Tensor
+    put_back: tf.Operation
+    returned: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +42,7 @@ class SyncUpdate:
         chief_init_op: to be run by the chief once the variables are there.
         worker_init_op: to be run by the others after that.
         backup_workers: how many workers' gradients an update does not wait for.
+        tokens: Tokens.
     """
 
     train_op: tf.Operation
@@ -29,6 +51,7 @@ class SyncUpdate:
     chief_init_op: tf.Operation
     worker_init_op: tf.Operation
     backup_workers: int
+    tokens: Tokens
 
 
 class _Inner:
@@ -67,15 +90,32 @@ def build_sync_update(cluster, grads, global_step, apply, backup_workers=0):
     optimizer = tf.train.SyncReplicasOptimizer(
         _Inner(apply), replicas_to_aggregate=needed, total_num_replicas=cluster.num_workers
     )
-    train_op = optimizer.apply_gradients(grads, global_step)
+    train_op = optimizer.apply_gradients(grads, global_step).op
     # Or a process that ends before its first step is told that nobody used it.
     optimizer.ready_for_local_init_op.mark_used()
     runner = optimizer.get_chief_queue_runner()
     return SyncUpdate(
-        train_op=train_op.op if isinstance(train_op, tf.Tensor) else train_op,
+        train_op=train_op,
         aggregate_op=runner.enqueue_ops[0],
         close_op=runner.close_op,
         chief_init_op=optimizer.chief_init_op,
         worker_init_op=optimizer.local_step_init_op,
         backup_workers=backup_workers,
+        tokens=_tokens(train_op),
     )
+
+
+def _tokens(train_op):
+    """Tokens of an op that assigns a token from the queue to the worker's local step."""
+    local_step, taken = train_op.inputs
+    [queue] = taken.op.inputs
+    with tf.device(taken.op.device):
+        [again] = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[taken.dtype])
+        returned = tf.placeholder(taken.dtype, [])
+        put_back = tf.raw_ops.QueueEnqueueV2(handle=queue, components=[returned])
+    with tf.device(local_step.device):
+        kept = tf.raw_ops.AssignVariableOp(resource=local_step, value=again)
+        with tf.control_dependencies([kept]):
+            take = tf.identity(again)
+        last = tf.raw_ops.ReadVariableOp(resource=local_step, dtype=taken.dtype)
+    return Tokens(taken, last, take, put_back, returned)
