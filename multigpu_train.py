@@ -45,6 +45,11 @@ from utils.towers.cluster import ClusterError, cluster_of
 from utils.towers.engine import Engine
 
 FLAGS = flags.FLAGS
+# Flags that TrainGraph takes under the same names.
+GRAPH_FLAGS = (
+    *("learning_rate", "decay_steps", "decay_rate", "moving_average_decay", "text_scale"),
+    *("bn_decay", "bn_updates"),
+)
 # What ends a run with one sentence; anything else is a fault of the program and keeps its
 # traceback.
 STOPPING_ERRORS = (
@@ -428,13 +433,7 @@ def train(stop):
             cluster=cluster,
             queue_capacity=queue_capacity,
             rate_factor=options.learning_rate_factor(FLAGS.batch_size_per_gpu, all_towers),
-            learning_rate=FLAGS.learning_rate,
-            decay_steps=FLAGS.decay_steps,
-            decay_rate=FLAGS.decay_rate,
-            moving_average_decay=FLAGS.moving_average_decay,
-            text_scale=FLAGS.text_scale,
-            bn_decay=FLAGS.bn_decay,
-            bn_updates=FLAGS.bn_updates,
+            **{name: FLAGS[name].value for name in GRAPH_FLAGS},
         )
         if options.input == "queue":
             print(net.inputs.describe(bytes_per_batch), flush=True)
@@ -443,8 +442,22 @@ def train(stop):
             with tf.device(place.host):
                 saver = checkpoints.CheckpointSaver(directory.path, flag="--checkpoint_path")
         init = tf.global_variables_initializer()
+        settings = reader_settings(place, scan)
         session = cluster_session.make_session(
-            cluster, place, net.engine, init, stop, options.cluster_timeout
+            cluster,
+            place,
+            net.engine,
+            init,
+            stop,
+            options.cluster_timeout,
+            engine_flags.settings_of_worker(
+                options,
+                place,
+                seed,
+                max_steps=FLAGS.max_steps,
+                **settings,
+                **{name: FLAGS[name].value for name in GRAPH_FLAGS},
+            ),
         )
         graph.finalize()
 
@@ -458,7 +471,6 @@ def train(stop):
                 checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
 
         with session.started(initialise):
-            settings = reader_settings(place, scan)
             queued = options.input == "queue"
             found = cluster_session.where_data_go_on(session, found, FLAGS.checkpoint_path)
             prefix = found.prefix if found else None

@@ -311,13 +311,27 @@ class TrainGraph:
         return batch["points"], batch["labels"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The data sets of a training.
+
+    Attributes:
+        make_datasets: {split: function of rng= that makes the data set}.
+        folders: that they lie in.
+        training: text that is the same for the same training clouds.
+    """
+
+    make_datasets: dict
+    folders: list
+    training: str
+
+
 def check_flags():
     """Checks what no graph is needed for.
 
     Returns:
-        Tuple (place, options, cluster, make_datasets, folders): the towers' Devices, the
-        EngineOptions, the Cluster or None, {split: function of rng=}, and the folders that the data
-        lie in; a parameter server has the cluster alone.
+        Tuple (place, options, cluster, data): the towers' Devices, the EngineOptions, the Cluster
+        or None, and the Data, None in a parameter server.
 
     Raises:
         ValueError, OSError: a flag or the data can't be used; one sentence.
@@ -326,7 +340,7 @@ def check_flags():
     options = engine_flags.options_from_flags(FLAGS)
     cluster = cluster_of(options)
     if cluster and cluster.is_parameter_server:
-        return None, options, cluster, None, None
+        return None, options, cluster, None
     place = devices.resolve_num_gpus(FLAGS.num_gpus)
     options, place = engine_flags.settle(options, place, cluster, FLAGS)
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
@@ -347,12 +361,12 @@ def check_flags():
         )
         for split, workers in (("train", num_workers(cluster)), ("test", 1))
     }
-    folders = []
-    for make_dataset in make_datasets.values():
+    folders, contents = [], {}
+    for split, make_dataset in make_datasets.items():
         dataset = make_dataset(rng=np.random.RandomState(0))
-        modelnet.check_dataset(dataset, NUM_CLASSES)
+        contents[split] = modelnet.check_dataset(dataset, NUM_CLASSES)
         folders += modelnet.folders(dataset)
-    return place, options, cluster, make_datasets, folders
+    return place, options, cluster, Data(make_datasets, folders, contents["train"])
 
 
 def num_workers(cluster):
@@ -369,7 +383,7 @@ def train(stop):
     """Trains until --max_epoch or a signal."""
     found = progress = directory = None
     try:
-        place, options, cluster, make_datasets, folders = check_flags()
+        place, options, cluster, data = check_flags()
         if cluster and cluster.is_parameter_server:
             cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
             return
@@ -377,7 +391,11 @@ def train(stop):
             directory = checkpoints.prepare_checkpoint_directory(
                 FLAGS.log_dir,
                 FLAGS.restore,
-                protected=[FLAGS.data_path, *folders, os.path.dirname(os.path.abspath(__file__))],
+                protected=[
+                    FLAGS.data_path,
+                    *data.folders,
+                    os.path.dirname(os.path.abspath(__file__)),
+                ],
                 flag="--log_dir",
             )
         if FLAGS.restore:
@@ -441,7 +459,20 @@ def train(stop):
                 savers = EpochCheckpoints(directory.path, log.log_string, "--log_dir")
         init = tf.global_variables_initializer()
         session = cluster_session.make_session(
-            cluster, place, net.engine, init, stop, options.cluster_timeout
+            cluster,
+            place,
+            net.engine,
+            init,
+            stop,
+            options.cluster_timeout,
+            engine_flags.settings_of_worker(
+                options,
+                place,
+                seed,
+                max_epoch=FLAGS.max_epoch,
+                training_data=data.training,
+                **{name: FLAGS[name].value for name in GRAPH_FLAGS},
+            ),
         )
         graph.finalize()
         if directory:
@@ -476,7 +507,7 @@ def train(stop):
                 "max_queue_size": FLAGS.max_queue_size,
             }
             train_readers = modelnet.make_readers(
-                make_datasets["train"],
+                data.make_datasets["train"],
                 augment=True,
                 num_readers=FLAGS.num_readers,
                 states=states,
@@ -488,7 +519,7 @@ def train(stop):
             towers = place.num_towers
             if directory:  # the chief alone evaluates and writes summaries
                 test_readers = modelnet.make_readers(
-                    make_datasets["test"], augment=False, **reader_options
+                    data.make_datasets["test"], augment=False, **reader_options
                 )
                 test_batches = modelnet.SharedBatches(test_readers, towers, NUM_CLASSES)
                 train_writer, test_writer = [

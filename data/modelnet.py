@@ -15,6 +15,7 @@ import numpy as np
 from data import modelnet_dataset, modelnet_h5_dataset
 from data.data_util import GeneratorEnqueuer
 from data.point_batches import make_point_reader
+from data.point_files import fingerprint
 from utils.provider import getDataFiles
 
 
@@ -84,11 +85,17 @@ def check_dataset(dataset, num_classes):
       dataset: of `make_dataset`.
       num_classes: labels must be below this.
 
+    Returns:
+      Text that is the same for the same clouds: their number, and a checksum of names and labels.
+
     Raises:
       ValueError: with the file's name.
     """
     dataset.has_next_batch()
-    check_labels(*dataset.all_labels(), num_classes)
+    labels, names = dataset.all_labels()
+    check_labels(labels, names, num_classes)
+    known = [f"{os.path.basename(name)} {label}" for name, label in zip(names, labels)]
+    return f"{len(known)} (checksum {fingerprint(known)})"
 
 
 def check_labels(labels, names, num_classes):

@@ -134,7 +134,9 @@ def train(cluster, place, options, steps, timeout, folder, save_every, gate, sto
         init = tf.global_variables_initializer()
         with tf.device(place.host):
             saver = checkpoints.CheckpointSaver(folder)
-        session = cluster_session.make_session(cluster, place, net.engine, init, stop, timeout)
+        session = cluster_session.make_session(
+            cluster, place, net.engine, init, stop, timeout, {"towers": place.num_towers}
+        )
         graph.finalize()
 
         def initialise(sess):

@@ -52,10 +52,11 @@ class Run:
         }
         self._running = {}
 
-    def start(self, *names):
-        """Starts processes: 'ps0', 'worker1', ..."""
+    def start(self, *names, **different):
+        """Starts processes: 'ps0', 'worker1', ..., if need be with other settings."""
         for name in names:
-            arguments = {**self._settings, "job_name": name[:-1], "task_index": int(name[-1])}
+            task = {"job_name": name[:-1], "task_index": int(name[-1])}
+            arguments = {**self._settings, **task, **different}
             self.start_alone(name, arguments)
         return self
 
@@ -303,6 +304,26 @@ def test_a_server_with_another_cluster_is_named(new_run):
     error = run.output("worker0").rpartition("error: ")[2]
     assert error.startswith(f"ps 0 at {ps[0]} belongs to ")
     assert "give all processes the same hosts" in error
+
+
+def test_workers_with_different_settings_are_refused(new_run):
+    run = new_run(1, 2, steps=5).start("ps0", "worker0").start("worker1", towers=3)
+    assert run.exit_codes("worker0", "worker1", "ps0") == [0, 1, 0]  # ended by worker 1
+    first, second = run.hosts["worker"]
+    sentence = (
+        f"error: worker 1 at {second} has towers 3, and worker 0 at {first} has 2; give all"
+        " workers the same flags and data\n"
+    )
+    assert sentence in run.output("worker1")
+    assert run.count("worker0") == 0
+
+
+def test_workers_of_an_all_reduce_with_different_settings_are_refused(new_run):
+    run = new_run(0, 2, steps=5, variable_update="replicated")
+    run.start("worker0").start("worker1", towers=3)
+    assert run.exit_codes("worker0", "worker1") == [1, 1]
+    first, second = run.hosts["worker"]
+    assert f"worker 1 at {second} has towers 3, and worker 0 at {first}" in run.output("worker1")
 
 
 def test_a_port_in_use_is_a_sentence(new_run):

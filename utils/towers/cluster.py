@@ -84,6 +84,26 @@ class Cluster:
         """Text that is equal in all processes that can work together."""
         return json.dumps({"cluster": self.definition(), "tensorflow": tf.__version__})
 
+    def check_alike(self, settings, other, other_settings):
+        """Refuses a worker that trains with other settings than this one.
+
+        Args:
+            settings: {name: value} of this worker.
+            other: number of the other worker.
+            other_settings: its settings.
+
+        Raises:
+            ClusterError: names the first difference.
+        """
+        for name in sorted({*settings, *other_settings}):
+            own, others = settings.get(name), other_settings.get(name)
+            if own != others:
+                raise ClusterError(
+                    f"{self.describe(self.job, self.task)} has {name} {own}, and"
+                    f" {self.describe(WORKER, other)} has {others}; give all workers the same"
+                    " flags and data"
+                )
+
     def options(self, options):
         """EngineOptions with this cluster's hosts, wherever they were described.
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 import zlib
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from utils.towers import collectives
@@ -16,7 +17,9 @@ from utils.towers.cluster_worker import (
     op_of_update,
 )
 
-_STOP_GROUP, _START_GROUP = 1001, 1002  # keys of collectives beside those of the towers
+# Keys of collectives beside those of the towers.
+_STOP_GROUP, _START_GROUP, _TEXT_GROUP = 1001, 1002, 1003
+_LONGEST_TEXT = 16384  # bytes of a worker's settings
 
 
 class AllReduceSession(WorkerSession):
@@ -33,6 +36,7 @@ class AllReduceSession(WorkerSession):
             self._votes = group.sum_over_towers(0)(self._vote)
         super().__init__(cluster, place, *args)
         with tf.device(place.host):
+            self._rows = self._exchanged(self._text_as_row())
             self._begin = self._chiefs_values(tf.global_variables())
 
     def interruptible(self):
@@ -70,38 +74,61 @@ class AllReduceSession(WorkerSession):
         with tf.control_dependencies([op]):
             return self._engine.global_step.read_value(), self._votes
 
+    def _text_as_row(self):
+        """Checksum of the cluster's signature, and the settings as bytes: what must be alike."""
+        text = np.frombuffer(self._settings.encode(), np.uint8)
+        row = np.zeros(1 + _LONGEST_TEXT, np.int64)
+        row[0] = zlib.crc32(self._cluster.signature().encode())
+        row[1 : 1 + len(text)] = text
+        return row
+
+    def _exchanged(self, row):
+        """Every worker's row: [workers, length]."""
+        rows = np.zeros([self._cluster.num_workers, len(row)], row.dtype)
+        rows[self._cluster.task] = row
+        return self._summed([tf.constant(rows)], _TEXT_GROUP)[0]
+
     def _chiefs_values(self, variables):
-        """(op that gives every worker the chief's variables, checksum of the chief's signature)."""
-        group = collectives.CollectiveGroup(
-            1, num_workers=self._cluster.num_workers, group_key=_START_GROUP
-        )
-        checksum = tf.constant(zlib.crc32(self._cluster.signature().encode()), tf.int64)
-        values = [checksum, *(variable.read_value() for variable in variables)]
+        """An op that gives every worker the chief's variables."""
+        values = [variable.read_value() for variable in variables]
         if not self.is_chief:
             values = [tf.zeros_like(value) for value in values]
-        checksum, *sums = group.all_reduce_list(0, values)
+        sums = self._summed(values, _START_GROUP)
         if self.is_chief:
-            return tf.group(*sums), checksum
-        return tf.group(*(v.assign(value) for v, value in zip(variables, sums))), checksum
+            return tf.group(*sums)
+        return tf.group(*(v.assign(value) for v, value in zip(variables, sums)))
+
+    def _summed(self, values, group_key):
+        """Sums over the workers."""
+        workers = self._cluster.num_workers
+        group = collectives.CollectiveGroup(1, num_workers=workers, group_key=group_key)
+        return group.all_reduce_list(0, values)
 
     def _start(self):
         self._watch.wait_until_reachable()
         self.session = tf.Session(self._server.target, config=self._config)
-        if self.is_chief:
-            self._initialise(self.session)
-        else:
-            self.session.run(self._init)
         try:
-            _, checksum = self.session.run(self._begin)
+            self._check_rows(self.session.run(self._rows))
+            if self.is_chief:
+                self._initialise(self.session)
+            else:
+                self.session.run(self._init)
+            self.session.run(self._begin)
         except LOST as error:
             raise ClusterError(self._reason(error)) from error
-        if checksum != zlib.crc32(self._cluster.signature().encode()):
-            raise ClusterError(
-                f"{self._cluster.describe(WORKER, 0)} has another list of workers, or another"
-                " TensorFlow; give all processes the same"
-            )
         self.session.run(self._engine.synchronize)
         self.step = int(self.session.run(self._engine.global_step))
+
+    def _check_rows(self, rows):
+        """Raises ClusterError where the workers are not alike."""
+        own = self._cluster.task
+        for task, row in enumerate(rows):
+            if row[0] != rows[own][0]:
+                raise ClusterError(
+                    f"{self._cluster.describe(WORKER, task)} has another list of workers, or"
+                    " another TensorFlow; give all processes the same"
+                )
+            self._check_alike(task, bytes(row[1:].astype(np.uint8)).rstrip(b"\0"))
 
     def _reason(self, error):
         """One sentence about a step that failed, with the address of who is gone if it shows."""

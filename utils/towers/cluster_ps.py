@@ -37,12 +37,15 @@ class ParameterServerSession(WorkerSession):
         with tf.device(place.step_device):
             self._ready = _variable("cluster/ready", tf.bool, False)
             self._who_stopped = _variable("cluster/who_stopped", tf.string, "")
+            self._chiefs_settings = _variable("cluster/settings", tf.string, "")
         super().__init__(cluster, place, *args)
         self._sync = self._engine.sync_update
         self._text = tf.placeholder(tf.string, [])
         self._ops = {
             "ready": self._ready.read_value(),
             "who stopped": self._who_stopped.read_value(),
+            "settings": self._chiefs_settings.read_value(),
+            "set settings": self._chiefs_settings.assign(self._text).op,
             "set ready": self._ready.assign(True).op,
             "set stopped": self._who_stopped.assign(self._text).op,
             "reset": tf.group(self._ready.initializer, self._who_stopped.initializer),
@@ -253,6 +256,7 @@ class ParameterServerSession(WorkerSession):
             threading.Thread(
                 target=self._aggregate, args=(self.session,), name="aggregator", daemon=True
             ).start()
+        self.session.run(self._ops["set settings"], {self._text: self._settings})
         self.session.run(self._ops["set ready"])
 
     def _wait_until_ready(self):
@@ -275,6 +279,7 @@ class ParameterServerSession(WorkerSession):
                 said = time.monotonic()
             with self._stop.interruptible():
                 time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
+        self._check_alike(0, self.session.run(self._ops["settings"]))
         if self._sync:
             self.session.run(self._sync.worker_init_op)
         self.session.run(self._engine.synchronize)

@@ -42,7 +42,7 @@ from utils.towers.cluster_ps import ParameterServerSession
 from utils.towers.cluster_worker import op_of_update
 
 
-def make_session(cluster, place, engine, init, stop, timeout_seconds=60):
+def make_session(cluster, place, engine, init, stop, timeout_seconds=60, settings=None):
     """The session that belongs to a cluster; build it when the graph is complete.
 
     Args:
@@ -53,6 +53,7 @@ def make_session(cluster, place, engine, init, stop, timeout_seconds=60):
         init: op that initializes the variables.
         stop: utils.towers.loop.StopSignals.
         timeout_seconds: how long a process that cannot be reached is waited for.
+        settings: {name: value} that must be the same in all workers; text, numbers, lists.
 
     Returns:
         LocalSession, ParameterServerSession or AllReduceSession.
@@ -63,7 +64,7 @@ def make_session(cluster, place, engine, init, stop, timeout_seconds=60):
     if cluster is None:
         return LocalSession(place, engine, stop)
     kind = ParameterServerSession if cluster.ps_hosts else AllReduceSession
-    return kind(cluster, place, engine, init, stop, timeout_seconds)
+    return kind(cluster, place, engine, init, stop, timeout_seconds, settings or {})
 
 
 def where_data_go_on(session, found, path):

@@ -1,6 +1,7 @@
 """What a worker's session does in both kinds of cluster: it begins, ends, and notices losses."""
 
 import contextlib
+import json
 import threading
 
 import tensorflow.compat.v1 as tf
@@ -32,13 +33,14 @@ class WorkerSession:
         is_chief: whether this process saves and writes summaries.
     """
 
-    def __init__(self, cluster, place, engine, init, stop, timeout_seconds):
+    def __init__(self, cluster, place, engine, init, stop, timeout_seconds, settings):
         self._cluster = cluster
         self._config = place.session_config()
         self._engine = engine
         self._init = init
         self._stop = stop
         self._timeout = timeout_seconds
+        self._settings = json.dumps(settings)
         self._server = cluster_server.start_server(cluster, self._config)
         needed, spare = self._needed()
         self._watch = cluster_hosts.HostWatch(cluster, needed, timeout_seconds, spare)
@@ -85,6 +87,15 @@ class WorkerSession:
     def should_stop(self):
         """Whether the loop is to end."""
         return self._stopped
+
+    def _check_alike(self, other, settings):
+        """Raises ClusterError where another worker has other settings.
+
+        Args:
+            other: its number.
+            settings: its `_settings`.
+        """
+        self._cluster.check_alike(json.loads(self._settings), other, json.loads(settings))
 
     def _others(self):
         return [(WORKER, task) for task in range(self._cluster.num_workers)]

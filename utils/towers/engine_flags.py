@@ -235,6 +235,36 @@ def options_from_flags(values):
     return EngineOptions(**found)
 
 
+def settings_of_worker(options, place, seed, **more):
+    """What must be the same in all workers of a cluster, or they would train different things.
+
+    Args:
+        options: EngineOptions.
+        place: utils.towers.devices.Devices.
+        seed: value of --seed.
+        **more: of the script; values that JSON can hold.
+
+    Returns:
+        Dict name -> value.
+    """
+    return {
+        "variable_update": options.variable_update,
+        "sync_bn": options.sync_bn,
+        "accumulate_steps": options.accumulate_steps,
+        "clip_norm": options.clip_norm,
+        "lr_scaling": options.lr_scaling,
+        "base_batch": options.base_batch,
+        "warmup_steps": options.warmup_steps,
+        "compute_dtype": options.compute_dtype,
+        "compress_gradients": options.compress_gradients,
+        "async": options.async_updates,
+        "backup_workers": options.backup_workers,
+        "number of towers": place.num_towers,
+        "seed": seed,
+        **more,
+    }
+
+
 # --- what does not go together -------------------------------------------------------------------
 
 
