@@ -151,6 +151,7 @@ def test_a_killed_worker_goes_on_where_the_others_are(tmp_path):
     arguments = ["train_multi_gpu.py", "--num_gpus=1", "--model=pointnet_cls_basic", "--seed=3"]
     arguments += ["--num_point=32", "--batch_size=12", "--max_epoch=60", "--save_epochs=5"]
     arguments += [f"--data_path={tmp_path / 'data'}", f"--log_dir={tmp_path / 'log'}"]
+    arguments += ["--compute_dtype=bfloat16"]  # whose convolutions a server must know
     with Cluster(tmp_path / "output", SERVERS, arguments) as cluster:
         cluster.wait_for_output("worker1", "EPOCH 012")
         cluster.kill("worker1")

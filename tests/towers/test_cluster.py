@@ -67,6 +67,9 @@ def test_worker_0_or_the_job_chief_is_the_chief(cluster, job, index, task, is_ch
         (tf_config({"worker": ["a:1"]}, index=True), "task index true is none"),
         (tf_config({"ps": ["a:1"]}, "ps"), "parameter servers and no worker"),
         (tf_config({"worker": ["a:1", "a:1"]}), "a:1, which TF_CONFIG's job worker has too"),
+        (tf_config({"worker": ["a:1"]}, ["worker"]), "task is of type \\['worker'\\], and the cl"),
+        (tf_config({"worker": ["http://a:1"]}), "'http://a:1', which is no host:port"),
+        (tf_config({"worker": ["localhost:1", "127.0.0.1:1"]}), "127.0.0.1:1, which TF_CONFIG's"),
         (tf_config({"worker": ["a:1"], "ps": ["a:1"]}), "a:1, which TF_CONFIG's job ps has too"),
         (tf_config({"worker": ["a"]}), "'a', which is no host:port"),
         (tf_config({"worker": ["a:0"]}), "'a:0', which is no host:port"),
@@ -86,7 +89,7 @@ def test_mistakes_in_tf_config_are_one_sentence(text, message):
     [
         ({"worker_hosts": ()}, "--ps_hosts needs workers; pass --worker_hosts"),
         ({"worker_hosts": (), "ps_hosts": ()}, "--job_name needs workers"),
-        ({"job_name": ""}, "--job_name= is no job of a cluster"),
+        ({"job_name": ""}, "nothing says what this process is in the cluster; pass --job_name"),
         ({"job_name": "chief"}, "--job_name=chief is no job"),
         ({"task_index": 2}, "--task_index=2 is none of the 2 tasks of job worker; pass 0 to 1"),
         ({"job_name": "ps"}, "--task_index=1 is none of the 1 tasks of job ps"),

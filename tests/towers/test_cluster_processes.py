@@ -195,6 +195,15 @@ def test_asynchronous_workers_count_their_steps_together(new_run):
     assert 300 <= run.checkpoint()["global_step"] <= 301
 
 
+def test_an_asynchronous_chief_does_not_wait_for_the_others(new_run):
+    run = new_run(1, 2, steps=FOREVER, async_updates=True).start("ps0", "worker0")
+    run.wait_for_steps(20, "worker0")
+    run.start("worker1")
+    run.wait_for_steps(20, "worker0", "worker1")
+    run.signal("worker0", signal.SIGTERM)
+    assert run.exit_codes("worker0", "worker1", "ps0") == [128 + signal.SIGTERM, 0, 0]
+
+
 def test_a_killed_worker_rejoins_and_a_signal_to_it_ends_the_run(new_run):
     run = new_run(1, 2, steps=FOREVER).start("ps0", "worker0", "worker1")
     run.wait_for_steps(20, "worker0", "worker1")

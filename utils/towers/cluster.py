@@ -80,6 +80,17 @@ class Cluster:
         jobs = {PS: list(self.ps_hosts), WORKER: list(self.worker_hosts)}
         return {job: hosts for job, hosts in jobs.items() if hosts}
 
+    def definition_for_server(self):
+        """The processes that this one has to do with, {job: {task: 'host:port'}}.
+
+        Without the other workers, if there are parameter servers: what a worker asks of all its
+        peers, such as to forget variables, must not wait for one that is away.
+        """
+        definition = {job: dict(enumerate(hosts)) for job, hosts in self.definition().items()}
+        if self.ps_hosts and self.job == WORKER:
+            definition[WORKER] = {self.task: self.address}
+        return definition
+
     def signature(self):
         """Text that is equal in all processes that can work together."""
         return json.dumps({"cluster": self.definition(), "tensorflow": tf.__version__})
@@ -183,6 +194,11 @@ def _from_flags(ps_hosts, worker_hosts, job_name, task_index):
         raise ValueError(
             f"{given} needs workers; pass --worker_hosts=host:port,... too, or drop {given}"
         )
+    if not job_name:
+        raise ValueError(
+            "nothing says what this process is in the cluster; pass --job_name=worker or"
+            " --job_name=ps, and --task_index"
+        )
     if job_name not in (PS, WORKER):
         raise ValueError(
             f"--job_name={job_name} is no job of a cluster; pass --job_name=worker or --job_name=ps"
@@ -244,7 +260,7 @@ def _task_of(config, jobs):
         raise ValueError(
             'TF_CONFIG does not say which task this is; add "task": {"type": "worker", "index": 0}'
         )
-    if task["type"] not in jobs:
+    if not isinstance(task["type"], str) or task["type"] not in jobs:
         raise ValueError(
             f"TF_CONFIG's task is of type {task['type']}, and the cluster has only"
             f" {', '.join(sorted(jobs))}; correct one of them"
@@ -273,17 +289,19 @@ def _checked(cluster, named, asked):
     for job in (PS, WORKER):
         for host in cluster.hosts(job):
             name, colon, port = host.rpartition(":")
-            if not name or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            valid = colon and port.isdecimal() and 0 < int(port) < 65536
+            if not valid or not name or set(name) & set("/@ \t"):
                 raise ValueError(
                     f"{named[job]} has {host!r}, which is no host:port; write it like"
                     " 192.168.0.1:2222"
                 )
-            if host in seen:
+            address = name.replace("localhost", "127.0.0.1").lower(), int(port)
+            if address in seen:
                 raise ValueError(
-                    f"{named[job]} has {host}, which {named[seen[host]]} has too; every process"
+                    f"{named[job]} has {host}, which {named[seen[address]]} has too; every process"
                     " needs a port of its own"
                 )
-            seen[host] = job
+            seen[address] = job
     count = len(cluster.hosts(cluster.job))
     if not count:
         raise ValueError(

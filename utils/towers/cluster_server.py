@@ -28,7 +28,10 @@ def start_server(cluster, config):
     """
     try:
         return tf.train.Server(
-            cluster.definition(), job_name=cluster.job, task_index=cluster.task, config=config
+            cluster.definition_for_server(),
+            job_name=cluster.job,
+            task_index=cluster.task,
+            config=config,
         )
     except tf.errors.OpError as error:
         raise ClusterError(

@@ -138,6 +138,8 @@ class Devices:
             config.device_count["CPU"] = self.num_towers
         config.gpu_options.allow_growth = True
         if self.task:
+            # It would fuse convolution and bias to an op that servers lack for bfloat16.
+            rewrites.remapping = rewrites.OFF
             # A worker that is down must not keep the others from starting their sessions.
             config.device_filters.append(self.task)
             if self.parameter_servers:

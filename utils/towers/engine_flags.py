@@ -293,7 +293,8 @@ REFUSED = (
     ),
     (
         *("variable_update", _is("variable_update", "replicated"), "ps_hosts", _is("ps_hosts")),
-        "--variable_update=replicated needs no parameter servers; drop --ps_hosts",
+        "--variable_update=replicated needs no parameter servers; drop --ps_hosts, or the job ps"
+        " of TF_CONFIG",
     ),
     (
         *("variable_update", _is("variable_update", "replicated")),
