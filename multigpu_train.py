@@ -470,15 +470,18 @@ def train(stop):
             elif directory.pretrained_model_path:
                 checkpoints.load_pretrained(sess, directory.pretrained_model_path)  # logs a report
 
-        with session.started(initialise):
-            queued = options.input == "queue"
-            found = cluster_session.where_data_go_on(session, found, FLAGS.checkpoint_path)
-            prefix = found.prefix if found else None
+        def train_from(found):
+            """Trains with the data that follow a checkpoint, or from their beginning."""
             with make_readers(
-                scan, seed, settings, prefix, queued=queued, cluster=cluster
+                scan,
+                seed,
+                settings,
+                found.prefix if found else None,
+                queued=options.input == "queue",
+                cluster=cluster,
             ) as readers:
                 stop.at_abort(readers.stop)
-                stop.defer()
+                session.defer_signals()
                 source = input_sources.make_source(
                     net.inputs,
                     session.session,
@@ -487,11 +490,14 @@ def train(stop):
                     keep=lambda batch: batch[1],  # the names of its pictures
                     stop_readers=readers.stop,
                 )
-                writer = summaries.SummaryWriter(directory.path, graph) if directory else None
                 with source:
                     run_steps(session, net, saver, writer, source, settings)
-                if writer:
-                    writer.close()
+
+        with session.started(initialise):
+            writer = summaries.SummaryWriter(directory.path, graph) if directory else None
+            cluster_session.train_and_rewind(session, train_from, found, FLAGS.checkpoint_path)
+            if writer:
+                writer.close()
 
 
 def run_steps(session, net, saver, summary_writer, source, settings):

@@ -488,13 +488,12 @@ def train(stop):
                 )
                 log.log_string(f"Model restored from file: {restored.prefix}")
 
-        with session.started(initialise), contextlib.ExitStack() as opened:
-            found = cluster_session.where_data_go_on(session, found, FLAGS.log_dir)
-            if found is not None:
-                progress = progress or read_progress(found.prefix)
-            if found is not None and progress is None:
+        def train_from(found):
+            """Trains with the data that follow a checkpoint, or from their beginning."""
+            progress = read_progress(found.prefix) if found else Progress(seed)
+            if progress is None:
                 logging.warning("nothing tells the epoch: counting from 0")
-            progress = progress or Progress(seed)
+                progress = Progress(seed)
             progress.seed, progress.settings = seed, reader_settings()
             states = None
             if found is not None:
@@ -506,57 +505,67 @@ def train(stop):
                 "reader": FLAGS.reader,
                 "max_queue_size": FLAGS.max_queue_size,
             }
-            train_readers = modelnet.make_readers(
-                data.make_datasets["train"],
-                augment=True,
-                num_readers=FLAGS.num_readers,
-                states=states,
-                worker=cluster.task if cluster else 0,
-                num_workers=num_workers(cluster),
-                **reader_options,
-            )
-            test_batches = train_writer = test_writer = None
             towers = place.num_towers
-            if directory:  # the chief alone evaluates and writes summaries
-                test_readers = modelnet.make_readers(
-                    data.make_datasets["test"], augment=False, **reader_options
+            with contextlib.ExitStack() as opened:
+                test_batches = None
+                if directory:  # the chief alone evaluates
+                    test_readers = opened.enter_context(
+                        modelnet.make_readers(
+                            data.make_datasets["test"], augment=False, **reader_options
+                        )
+                    )
+                    test_batches = modelnet.SharedBatches(test_readers, towers, NUM_CLASSES)
+                    stop.at_abort(test_readers.stop)
+                train_readers = opened.enter_context(
+                    modelnet.make_readers(
+                        data.make_datasets["train"],
+                        augment=True,
+                        num_readers=FLAGS.num_readers,
+                        states=states,
+                        worker=cluster.task if cluster else 0,
+                        num_workers=num_workers(cluster),
+                        **reader_options,
+                    )
                 )
-                test_batches = modelnet.SharedBatches(test_readers, towers, NUM_CLASSES)
-                train_writer, test_writer = [
-                    opened.enter_context(
+                stop.at_abort(train_readers.stop)
+                session.defer_signals()
+                smallest = min(2, FLAGS.batch_size // towers) * towers
+                source = opened.enter_context(
+                    input_sources.make_source(
+                        net.inputs,
+                        session.session,
+                        modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES).get,
+                        arrays=net.arrays,
+                        keep=lambda batch: {**batch, "points": None},
+                        stop_readers=train_readers.stop,
+                    )
+                )
+                run_epochs(
+                    Run(
+                        session,
+                        net,
+                        savers,
+                        log,
+                        progress,
+                        source=source,
+                        test_batches=test_batches,
+                        train_writer=writers.get("train"),
+                        test_writer=writers.get("test"),
+                        state=train_readers.get_state(),
+                        first_step=session.step,
+                    )
+                )
+
+        with session.started(initialise), contextlib.ExitStack() as opened_writers:
+            writers = {}
+            if directory:  # the chief alone writes summaries
+                writers = {
+                    split: opened_writers.enter_context(
                         summaries.SummaryWriter(os.path.join(directory.path, split), graph)
                     )
                     for split in ("train", "test")
-                ]
-                opened.enter_context(test_readers)
-                stop.at_abort(test_readers.stop)
-            opened.enter_context(train_readers)
-            stop.at_abort(train_readers.stop)
-            stop.defer()
-            smallest = min(2, FLAGS.batch_size // towers) * towers
-            source = input_sources.make_source(
-                net.inputs,
-                session.session,
-                modelnet.SharedBatches(train_readers, smallest, NUM_CLASSES).get,
-                arrays=net.arrays,
-                keep=lambda batch: {**batch, "points": None},
-                stop_readers=train_readers.stop,
-            )
-            run = Run(
-                session,
-                net,
-                savers,
-                log,
-                progress,
-                source=source,
-                test_batches=test_batches,
-                train_writer=train_writer,
-                test_writer=test_writer,
-                state=train_readers.get_state(),
-                first_step=session.step,
-            )
-            with source:
-                run_epochs(run)
+                }
+            cluster_session.train_and_rewind(session, train_from, found, FLAGS.log_dir)
 
 
 @dataclasses.dataclass

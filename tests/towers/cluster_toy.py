@@ -152,7 +152,7 @@ def train(cluster, place, options, steps, timeout, folder, save_every, gate, sto
             return session.until_done(lambda: saver.save(session.session, session.current_step()))
 
         with session.started(initialise):
-            stop.defer()
+            session.defer_signals()
             print("started", session.step, flush=True)
             while session.step < steps and not session.should_stop():
                 x, y = batch(int(session.step), numbers)
@@ -160,11 +160,13 @@ def train(cluster, place, options, steps, timeout, folder, save_every, gate, sto
                     with session.interruptible():
                         pass
                     session.run_step([net.loss, net.train_op], {net.x: x, net.y: y})
+                    print("step", int(session.step), flush=True)
+                    if session.is_chief and session.step % save_every == 0:
+                        save()
                 except loop.StopRequested:
                     break
-                print("step", int(session.step), flush=True)
-                if session.is_chief and session.step % save_every == 0:
-                    save()
+                except loop.Rewound:
+                    print("rewound to", int(session.step), flush=True)
             if session.is_chief:
                 print("saved", save(), flush=True)
     print("ended", int(session.step), flush=True)

@@ -9,13 +9,8 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import collectives
 from utils.towers.cluster import WORKER, ClusterError
-from utils.towers.cluster_worker import (
-    LOST,
-    PAUSE_SECONDS,
-    WorkerSession,
-    close_in_background,
-    op_of_update,
-)
+from utils.towers.cluster_losses import LOST, PAUSE_SECONDS, close_in_background
+from utils.towers.cluster_worker import WorkerSession, op_of_update
 
 # Keys of collectives beside those of the towers.
 _STOP_GROUP, _START_GROUP, _TEXT_GROUP = 1001, 1002, 1003

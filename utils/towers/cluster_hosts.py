@@ -49,8 +49,12 @@ class HostWatch:
         self._end = threading.Event()
         self._thread = None
 
-    def wait_until_reachable(self, job=None):
+    def wait_until_reachable(self, job=None, wait=lambda: None):
         """Returns when all needed processes, or those of one job, can be reached.
+
+        Args:
+            job: name of the job, or None.
+            wait: called again and again meanwhile.
 
         Raises:
             ClusterError: one could not be for the time-out, which starts with this call.
@@ -65,6 +69,7 @@ class HostWatch:
             if not said:
                 logging.info("waiting for %s", self._names(missing))
                 said = True
+            wait()
             time.sleep(min(_PAUSE_SECONDS, self._timeout / 4))
 
     def missing(self, only_job=None):

@@ -5,26 +5,21 @@ variables. The others wait until it has. A worker that ends the run says so ther
 """
 
 import contextlib
-import queue
+import json
 import threading
 import time
 
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from utils.towers import cluster_server, loop
+from utils.towers import loop
 from utils.towers.checkpoint_files import CheckpointError
 from utils.towers.cluster import PS, WORKER, ClusterError
-from utils.towers.cluster_worker import (
-    LOST,
-    PAUSE_SECONDS,
-    WorkerSession,
-    close_in_background,
-    op_of_update,
-)
+from utils.towers.cluster_losses import LOST, PAUSE_SECONDS, close_in_background
+from utils.towers.cluster_mail import CALL_SECONDS, Mail, Mailbox
+from utils.towers.cluster_worker import WorkerSession, op_of_update
 
 COLLECTION = "cluster"  # variables that workers tell each other things with
-_CALL_SECONDS = 5.0  # for a question to a parameter server, which answers at once or is not there
 _SAY_SECONDS = 30.0
 _TOKEN_SECONDS = 0.05  # between two looks for a token
 
@@ -33,25 +28,18 @@ class ParameterServerSession(WorkerSession):
     """The session of a worker whose variables are on parameter servers."""
 
     def __init__(self, cluster, place, *args):
-        self._mailboxes = [cluster_server.Mailbox(task) for task in range(len(cluster.ps_hosts))]
+        self._who_stopped = Mailbox(0).who_stopped
         with tf.device(place.step_device):
-            self._ready = _variable("cluster/ready", tf.bool, False)
-            self._who_stopped = _variable("cluster/who_stopped", tf.string, "")
-            self._chiefs_settings = _variable("cluster/settings", tf.string, "")
+            # The chief's settings and the time of its beginning; empty while it prepares.
+            chief = _text_variable("cluster/chief")
         super().__init__(cluster, place, *args)
+        self._mail = Mail(cluster, self._server.target, self._config)
         self._sync = self._engine.sync_update
         self._text = tf.placeholder(tf.string, [])
-        self._ops = {
-            "ready": self._ready.read_value(),
-            "who stopped": self._who_stopped.read_value(),
-            "settings": self._chiefs_settings.read_value(),
-            "set settings": self._chiefs_settings.assign(self._text).op,
-            "set ready": self._ready.assign(True).op,
-            "set stopped": self._who_stopped.assign(self._text).op,
-            "reset": tf.group(self._ready.initializer, self._who_stopped.initializer),
-            "signatures": [mailbox.signature.read_value() for mailbox in self._mailboxes],
-            "done": [mailbox.done.enqueue(cluster.task) for mailbox in self._mailboxes],
-        }
+        self._chief = chief.read_value()
+        self._set_chief = chief.assign(self._text).op
+        self._reset = chief.initializer
+        self._beginning = None  # which beginning of the chief this session belongs to
         self._step_value = self._engine.global_step.read_value()
         self._connected = False  # at least once, to the parameter servers of this cluster
         self._update_error = None
@@ -89,7 +77,7 @@ class ParameterServerSession(WorkerSession):
             try:
                 with self._step_in_progress():
                     values, (step, who, tokens) = self.session.run([fetches, status], feed)
-                    self._note_stop(who)
+                    self._note_stop(who.decode())
                     if tokens:
                         step = max(step, self._new_token(*tokens))
             except LOST as error:
@@ -154,7 +142,7 @@ class ParameterServerSession(WorkerSession):
             if token >= self.session.run(self._step_value):
                 self.session.run(tokens.put_back, {tokens.returned: token})
                 time.sleep(_TOKEN_SECONDS)
-            self._note_stop(self.session.run(self._ops["who stopped"]))
+            self._note_stop(self._mail.who_stopped())
             if self.should_stop():
                 return 0
             token = self.session.run(tokens.take)
@@ -163,7 +151,7 @@ class ParameterServerSession(WorkerSession):
 
     def _note_stop(self, who):
         if who and not self._stopped:
-            logging.info("%s ends the run", who.decode())
+            logging.info("%s ends the run", who)
             self._stopped = True
 
     # --------------------------------------------------------------------- begin and begin again
@@ -194,60 +182,31 @@ class ParameterServerSession(WorkerSession):
             ClusterError: one cannot or has not.
         """
         self._watch.wait_until_reachable(PS)
-        signatures = self._signatures()
+        signatures = self._mail.signatures(
+            lambda: self._watch.wait_until_reachable(PS), self._timeout
+        )
         own = self._cluster.signature()
         for task, signature in enumerate(signatures):
-            if signature.decode() != own:
+            if signature != own:
                 raise ClusterError(
-                    f"{self._cluster.describe(PS, task)} belongs to {signature.decode()}, and this"
-                    f" process to {own}; give all processes the same hosts and TensorFlow"
+                    f"{self._cluster.describe(PS, task)} belongs to {signature}, and this process"
+                    f" to {own}; give all processes the same hosts and TensorFlow"
                 )
         self._connected = True
-        self._watch.wait_until_reachable()
-
-    def _signatures(self):
-        """What the parameter servers say about themselves.
-
-        Asked in a thread, because TensorFlow waits for ever for something that accepts connections
-        and is no server of it.
-
-        Raises:
-            ClusterError: they say nothing.
-        """
-        answers = queue.SimpleQueue()
-
-        def ask():
-            while True:
-                try:
-                    with self._short_session() as session:
-                        answers.put(session.run(self._ops["signatures"]))
-                    return
-                except LOST:  # a server that has only just begun
-                    time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
-
-        threading.Thread(target=ask, name="first question", daemon=True).start()
-        deadline = time.monotonic() + max(self._timeout, _CALL_SECONDS)
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=min(PAUSE_SECONDS, self._timeout / 4))
-            self._watch.wait_until_reachable(PS)
-            if time.monotonic() > deadline:
-                servers = range(len(self._mailboxes))
-                names = ", ".join(self._cluster.describe(PS, task) for task in servers)
-                raise ClusterError(
-                    f"not all of {names} answer as parameter servers; check that these ports are"
-                    " theirs"
-                )
+        self._check_stopped()
+        self._watch.wait_until_reachable(wait=self._check_stopped)
 
     def _prepare(self):
         """The chief's beginning: empties the parameter servers and fills them anew."""
         with tf.Session(self._server.target, self._graph, self._new_config()) as session:
-            session.run(self._ops["reset"])
+            session.run(self._reset)
             if self._sync:  # there may be workers that wait in the run before this one
                 self._end_waiting(session)
-        tf.Session.reset(self._server.target, config=self._new_config())
+        config = self._new_config()
+        config.operation_timeout_in_ms = int(1000 * CALL_SECONDS)
+        tf.Session.reset(self._server.target, config=config)
         self.session = tf.Session(self._server.target, self._graph, self._new_config())
-        self.session.run(self._ops["reset"])
+        self.session.run(self._reset)
         self._initialise(self.session)
         self.session.run(self._engine.synchronize)
         if self._sync:
@@ -256,8 +215,9 @@ class ParameterServerSession(WorkerSession):
             threading.Thread(
                 target=self._aggregate, args=(self.session,), name="aggregator", daemon=True
             ).start()
-        self.session.run(self._ops["set settings"], {self._text: self._settings})
-        self.session.run(self._ops["set ready"])
+        self._beginning = time.time_ns()
+        text = json.dumps([self._beginning, self._settings])
+        self.session.run(self._set_chief, {self._text: text})
 
     def _wait_until_ready(self):
         """Returns when the chief has prepared the variables."""
@@ -266,7 +226,8 @@ class ParameterServerSession(WorkerSession):
         while True:
             self._check_stopped()
             try:
-                if self._ask("ready"):
+                options = tf.RunOptions(timeout_in_ms=int(1000 * CALL_SECONDS))
+                if text := self.session.run(self._chief, options=options):
                     break
             except tf.errors.FailedPreconditionError:
                 pass  # the chief has not come to that yet
@@ -279,7 +240,8 @@ class ParameterServerSession(WorkerSession):
                 said = time.monotonic()
             with self._stop.interruptible():
                 time.sleep(min(PAUSE_SECONDS, self._timeout / 4))
-        self._check_alike(0, self.session.run(self._ops["settings"]))
+        self._beginning, settings = json.loads(text)
+        self._check_alike(0, settings)
         if self._sync:
             self.session.run(self._sync.worker_init_op)
         self.session.run(self._engine.synchronize)
@@ -299,7 +261,8 @@ class ParameterServerSession(WorkerSession):
         """After a lost session: returns when there is a new one.
 
         Raises:
-            loop.StopRequested, ClusterError: there is none to be had.
+            loop.Rewound: the chief has filled the variables again.
+            loop.StopRequested, ClusterError: there is no session to be had.
         """
         if self._lost:
             self._give_up()
@@ -307,8 +270,11 @@ class ParameterServerSession(WorkerSession):
         update_error = self._update_error
         if isinstance(update_error, tf.errors.OpError) and not isinstance(update_error, LOST):
             raise update_error
+        beginning = self._beginning
         self._wait_to_begin_again(error)
         self._start()
+        if self._beginning != beginning:
+            raise loop.Rewound
 
     def _wait_to_begin_again(self, error):
         """A pause after a loss.
@@ -318,7 +284,7 @@ class ParameterServerSession(WorkerSession):
         """
         self._failing_since = self._failing_since or time.monotonic()
         seconds = time.monotonic() - self._failing_since
-        if seconds > self._timeout + _CALL_SECONDS:
+        if seconds > self._timeout + CALL_SECONDS:
             raise ClusterError(
                 f"no step for {seconds:.0f} seconds ({type(error).__name__}); look at the"
                 " output of the other processes"
@@ -329,8 +295,7 @@ class ParameterServerSession(WorkerSession):
 
     def _check_stopped(self):
         """Raises StopRequested where a worker has ended the run."""
-        with contextlib.suppress(*LOST):
-            self._note_stop(self._ask("who stopped"))
+        self._note_stop(self._mail.who_stopped())
         if self._stopped:
             raise loop.StopRequested
 
@@ -358,29 +323,25 @@ class ParameterServerSession(WorkerSession):
         self._watch.missing()
         if not (self._connected and self._watch.has_servers()):
             return
-        with self._short_session() as session, contextlib.suppress(tf.errors.OpError):
+        with contextlib.suppress(tf.errors.OpError):
             # Without the chief nothing would be saved any more.
             if failed or self._error or self._stop.requested or self.is_chief:
-                who = self._cluster.describe(WORKER, self._cluster.task)
-                session.run(self._ops["set stopped"], {self._text: who})
+                self._mail.say_stopped(self._cluster.describe(WORKER, self._cluster.task))
                 if self._sync:
-                    self._end_waiting(session)
-            session.run(self._ops["done"])
+                    with self._short_session() as session:
+                        self._end_waiting(session)
+            self._mail.say_done()
 
     def _end_waiting(self, session):
         """Ends the waiting of all workers for an update."""
         with contextlib.suppress(tf.errors.CancelledError):  # that is over already
             session.run(self._sync.close_op)
 
-    def _ask(self, what):
-        options = tf.RunOptions(timeout_in_ms=int(1000 * _CALL_SECONDS))
-        return self.session.run(self._ops[what], options=options)
-
     @contextlib.contextmanager
     def _short_session(self):
-        """A session for questions that a parameter server answers at once, if it is one."""
+        """A session for what a parameter server does at once, if it is there."""
         config = self._new_config()
-        config.operation_timeout_in_ms = int(1000 * _CALL_SECONDS)
+        config.operation_timeout_in_ms = int(1000 * CALL_SECONDS)
         session = tf.Session(self._server.target, graph=self._graph, config=config)
         try:
             yield session
@@ -399,12 +360,12 @@ def _loss_in(error):
     return cause if isinstance(cause, LOST) else None
 
 
-def _variable(name, dtype, value):
+def _text_variable(name):
     return tf.get_variable(
         name,
         [],
-        dtype,
-        tf.constant_initializer(value),
+        tf.string,
+        tf.constant_initializer(""),
         trainable=False,
         collections=[COLLECTION],
         use_resource=True,

@@ -7,8 +7,8 @@ from absl import logging
 
 from utils.towers import cluster_hosts, devices
 from utils.towers.cluster import WORKER, ClusterError
+from utils.towers.cluster_mail import Mailbox
 
-CONTAINER = "cluster"  # what outlives a new start of the training on a parameter server
 _PAUSE_SECONDS = 0.2
 _LOOK_SECONDS = 2.0  # between two looks for workers that are gone
 
@@ -41,37 +41,11 @@ def start_server(cluster, config):
         ) from error
 
 
-class Mailbox:
-    """What one parameter server and the workers tell each other; build it in every process.
-
-    Attributes:
-        signature: string variable, `Cluster.signature` of the parameter server.
-        done: queue of the numbers of workers that have ended.
-
-    Args:
-        task: number of the parameter server.
-    """
-
-    def __init__(self, task):
-        graph = tf.get_default_graph()
-        with graph.container(CONTAINER), tf.device(devices.parameter_server(task)):
-            self.signature = tf.get_variable(
-                f"cluster/signature_{task}",
-                [],
-                tf.string,
-                tf.constant_initializer(""),
-                trainable=False,
-                collections=[CONTAINER],
-                use_resource=True,
-            )
-            self.done = tf.FIFOQueue(-1, [tf.int32], [[]], shared_name=f"cluster/done_{task}")
-
-
 def serve(cluster, timeout_seconds=60):
     """Keeps variables until the training is over.
 
-    That is when a worker has said that it is done, and each other one has too or cannot be reached
-    for `timeout_seconds`.
+    That is when a worker has said that it is done, and each other one has too or cannot be reached:
+    for `timeout_seconds`, or at all if a worker has ended the run.
 
     Args:
         cluster: Cluster, in which this process is a parameter server.
@@ -89,7 +63,8 @@ def serve(cluster, timeout_seconds=60):
     with tf.Graph().as_default() as graph:
         mailbox = Mailbox(cluster.task)
         signature = tf.placeholder(tf.string, [])
-        publish = mailbox.signature.assign(signature)
+        publish = tf.group(mailbox.signature.assign(signature), mailbox.who_stopped.initializer)
+        stopped = mailbox.who_stopped.read_value()
         waiting = mailbox.done.size()
         take = mailbox.done.dequeue()
         graph.finalize()
@@ -101,7 +76,7 @@ def serve(cluster, timeout_seconds=60):
                 time.sleep(_PAUSE_SECONDS)
                 done.update(int(session.run(take)) for _ in range(session.run(waiting)))
                 if done and time.monotonic() - looked > min(_LOOK_SECONDS, timeout_seconds / 4):
-                    watch.missing()
-                    done.update(watch.gone())
+                    missing = [task for _, task in watch.missing()]
+                    done.update(missing if session.run(stopped) else watch.gone())
                     looked = time.monotonic()
     logging.info("%s: the workers are done", cluster.describe(cluster.job, cluster.task))

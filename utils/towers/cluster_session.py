@@ -3,6 +3,7 @@
     session = cluster_session.make_session(cluster, place, net.engine, init, stop, timeout_seconds)
     graph.finalize()
     with session.started(initialise):
+        session.defer_signals()
         step = session.step
         while step < FLAGS.max_steps and not session.should_stop():
             try:
@@ -24,7 +25,8 @@ What happens when a process of a cluster ends:
 * A signal ends the run of all: every worker's loop ends, and the chief saves. The chief's end does.
 * With parameter servers, a worker that is killed is waited for (unless the run is asynchronous or
   has backup workers left), and goes on when it is started again. If a parameter server or the chief
-  is killed, all wait until it is started again; the chief then restores the newest checkpoint.
+  is killed, all wait until it is started again; the chief then restores the newest checkpoint, and
+  `run_step` and `until_done` raise loop.Rewound in all, to begin with that checkpoint's data.
 * Without parameter servers nobody can go on alone. All end with a sentence, without saving, since
   variables may be half updated; start all again with --restore.
 * Whoever cannot be reached for `timeout_seconds` ends the run with one sentence.
@@ -35,7 +37,7 @@ import contextlib
 import tensorflow.compat.v1 as tf
 from absl import logging
 
-from utils.towers import checkpoint_restore
+from utils.towers import checkpoint_restore, loop
 from utils.towers.checkpoint_files import CheckpointError
 from utils.towers.cluster_all_reduce import AllReduceSession
 from utils.towers.cluster_ps import ParameterServerSession
@@ -67,24 +69,26 @@ def make_session(cluster, place, engine, init, stop, timeout_seconds=60, setting
     return kind(cluster, place, engine, init, stop, timeout_seconds, settings or {})
 
 
-def where_data_go_on(session, found, path):
-    """The checkpoint beside which the readers' state is that this process goes on with.
+def train_and_rewind(session, train_from, found, path):
+    """Trains, and once more from the newest checkpoint where a lost process made that necessary.
 
     Args:
         session: of `make_session`, started.
-        found: checkpoints.FoundCheckpoint of --restore, or None.
+        train_from: function of a CheckpointReader, or of None for the beginning: trains with the
+            data that follow that checkpoint.
+        found: the CheckpointReader of --restore, or None.
         path: folder of the checkpoints.
-
-    Returns:
-        `found`; in a worker that joins a run in progress the newest checkpoint, if it sees one.
     """
-    if found is not None or session.is_chief or not session.step:
-        return found
-    with contextlib.suppress(CheckpointError, OSError):
-        found = checkpoint_restore.newest_undamaged(path)
-    where = f"goes on with the data of {found.prefix}" if found else "reads the data from the start"
-    logging.info("joining a run at step %d: this worker %s", session.step, where)
-    return found
+    while True:
+        if found is None and session.step:  # a worker that joins a run, or that was rewound
+            with contextlib.suppress(CheckpointError, OSError):
+                found = checkpoint_restore.newest_undamaged(path)
+            data = f"the data after {found.prefix}" if found else "the data from their beginning"
+            logging.info("the run is at step %d: this worker goes on with %s", session.step, data)
+        try:
+            return train_from(found)
+        except loop.Rewound:
+            found = None
 
 
 class LocalSession:
@@ -157,6 +161,10 @@ class LocalSession:
     def interruptible(self):
         """A block, such as waiting for a batch, that a signal breaks off with StopRequested."""
         return self._stop.interruptible()
+
+    def defer_signals(self):
+        """From now on a signal ends the run between two steps, and in `interruptible` blocks."""
+        self._stop.defer()
 
     def current_step(self):
         """Number of updates that the variables have seen, for saving them."""

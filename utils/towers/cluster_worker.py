@@ -8,20 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from utils.towers import cluster_hosts, cluster_server
 from utils.towers.cluster import WORKER
-
-PAUSE_SECONDS = 0.5  # between two tries
-
-# What a session raises whose processes end or begin anew; other errors are faults of the program.
-LOST = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.NotFoundError,
-    tf.errors.OutOfRangeError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,  # of gRPC, where a process ends while it answers
-)
+from utils.towers.cluster_losses import close_in_background
 
 
 class WorkerSession:
@@ -84,6 +71,10 @@ class WorkerSession:
         """As LocalSession.until_done; these variables are here, and lost with this process."""
         return function()
 
+    def defer_signals(self):
+        """As LocalSession.defer_signals."""
+        self._stop.defer()
+
     def should_stop(self):
         """Whether the loop is to end."""
         return self._stopped
@@ -124,16 +115,6 @@ class WorkerSession:
         if self.session is not None:
             close_in_background(self.session)
             self.session = None
-
-
-def close_in_background(session):
-    """Closes a session; that waits as long as a parameter server that it had is gone."""
-
-    def close():
-        with contextlib.suppress(tf.errors.OpError):
-            session.close()
-
-    threading.Thread(target=close, name="closing a session", daemon=True).start()
 
 
 def op_of_update(fetches):

@@ -22,6 +22,10 @@ class StopRequested(BaseException):
     """SIGINT or SIGTERM arrived while nothing was half done."""
 
 
+class Rewound(Exception):
+    """The variables were restored meanwhile: the data must go on from that checkpoint too."""
+
+
 def first_nonfinite(towers):
     """Where the first NaN or infinity among the towers' loss terms is.
 
