@@ -17,6 +17,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import logging
 
 from utils.towers import (
     averages,
@@ -178,6 +179,7 @@ def child(log, arguments):
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
+    logging.set_verbosity(logging.INFO)  # as in a script
     faulthandler.register(signal.SIGUSR1)  # a test that waits in vain asks where the process is
     os.chdir(os.path.dirname(log))
     tf.disable_v2_behavior()

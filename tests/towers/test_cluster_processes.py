@@ -195,6 +195,16 @@ def test_asynchronous_workers_count_their_steps_together(new_run):
     assert 300 <= run.checkpoint()["global_step"] <= 301
 
 
+def test_a_worker_that_ends_before_all_are_there_ends_the_run(new_run):
+    run = new_run(1, 2, steps=FOREVER).start("ps0", "worker1")
+    run.wait_until(lambda: "waiting for worker 0" in run.output("worker1"), "worker1")
+    run.signal("worker1", signal.SIGTERM)
+    assert run.exit_codes("worker1") == [128 + signal.SIGTERM]
+    run.start("worker0")
+    assert run.exit_codes("worker0", "ps0") == [0, 0]
+    assert f"worker 1 at {run.hosts['worker'][1]} ends the run" in run.output("worker0")
+
+
 def test_an_asynchronous_chief_does_not_wait_for_the_others(new_run):
     run = new_run(1, 2, steps=FOREVER, async_updates=True).start("ps0", "worker0")
     run.wait_for_steps(20, "worker0")
@@ -253,6 +263,36 @@ def test_a_signal_ends_workers_with_an_all_reduce_at_the_same_step(new_run):
     assert run.exit_codes("worker0", "worker1") == [0, 128 + signal.SIGTERM]
     ends = [int(run.output(name).rpartition("ended ")[2]) for name in ("worker0", "worker1")]
     assert ends[0] == ends[1] == run.checkpoint()["global_step"]
+
+
+def test_a_signal_while_the_chief_begins_ends_workers_with_an_all_reduce(new_run, tmp_path):
+    run = new_run(0, 2, steps=FOREVER, variable_update="replicated", gate=str(tmp_path / "gate"))
+    run.start("worker0", "worker1")
+    run.wait_until(lambda: "initialising" in run.output("worker0"), "worker0", "worker1")
+    run.signal("worker1", signal.SIGTERM)
+    run.wait_until(lambda: "SIGTERM" in run.output("worker1"), "worker1")
+    (tmp_path / "gate").touch()
+    assert run.exit_codes("worker0", "worker1") == [0, 128 + signal.SIGTERM]
+
+
+def test_a_chief_lost_while_it_begins_ends_workers_with_an_all_reduce(new_run, tmp_path):
+    gate = str(tmp_path / "gate")
+    run = new_run(0, 2, steps=5, variable_update="replicated", gate=gate, timeout=2)
+    run.start("worker0", "worker1")
+    run.wait_until(lambda: "initialising" in run.output("worker0"), "worker0", "worker1")
+    run.kill("worker0")
+    assert run.exit_codes("worker1") == [1]
+    assert f"worker 0 at {run.hosts['worker'][0]}" in run.output("worker1").rpartition("error: ")[2]
+
+
+def test_workers_with_an_all_reduce_that_cannot_meet_are_told(new_run):
+    run = new_run(0, 2, steps=5, variable_update="replicated", timeout=2).start("worker0")
+    first, second = run.hosts["worker"]
+    run.start("worker1", worker_hosts=(second, first), task_index=0)
+    assert run.exit_codes("worker0", "worker1") == [1, 1]
+    for name, other in (("worker0", second), ("worker1", first)):
+        error = run.output(name).rpartition("error: ")[2]
+        assert error.startswith(f"not all of worker 1 at {other} take part")
 
 
 def test_a_lost_worker_of_an_all_reduce_ends_the_others_with_its_address(new_run):

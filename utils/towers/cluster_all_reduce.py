@@ -1,13 +1,16 @@
 """The session of a worker that has its own variables and exchanges gradients with the others."""
 
 import contextlib
+import math
+import queue
+import threading
 import time
 import zlib
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from utils.towers import collectives
+from utils.towers import collectives, loop
 from utils.towers.cluster import WORKER, ClusterError
 from utils.towers.cluster_losses import LOST, PAUSE_SECONDS, close_in_background
 from utils.towers.cluster_worker import WorkerSession, op_of_update
@@ -15,6 +18,7 @@ from utils.towers.cluster_worker import WorkerSession, op_of_update
 # Keys of collectives beside those of the towers.
 _STOP_GROUP, _START_GROUP, _TEXT_GROUP = 1001, 1002, 1003
 _LONGEST_TEXT = 16384  # bytes of a worker's settings
+_MEETING_SECONDS = 20.0  # least time for all workers to meet once they can be reached
 
 
 class AllReduceSession(WorkerSession):
@@ -34,6 +38,9 @@ class AllReduceSession(WorkerSession):
             self._rows = self._exchanged(self._text_as_row())
             self._begin = self._chiefs_values(tf.global_variables())
 
+    def defer_signals(self):
+        """Nothing: a signal ends the run of all workers with a step, since they have met."""
+
     def interruptible(self):
         """A block that a signal does not break off: the others wait for this worker's step."""
         return contextlib.nullcontext()
@@ -51,7 +58,7 @@ class AllReduceSession(WorkerSession):
             ClusterError: a worker is gone.
         """
         status = self._status[op_of_update(fetches)]
-        feed = {**(feed or {}), self._vote: float(bool(self._stop.requested))}
+        feed = {**(feed or {}), self._vote: self._stop_vote()}
         try:
             with self._step_in_progress():
                 values, (step, votes) = self.session.run([fetches, status], feed)
@@ -78,10 +85,10 @@ class AllReduceSession(WorkerSession):
         return row
 
     def _exchanged(self, row):
-        """Every worker's row: [workers, length]."""
+        """Every worker's row, [workers, length], and the number of workers that want to stop."""
         rows = np.zeros([self._cluster.num_workers, len(row)], row.dtype)
         rows[self._cluster.task] = row
-        return self._summed([tf.constant(rows)], _TEXT_GROUP)[0]
+        return self._summed([tf.constant(rows), self._vote], _TEXT_GROUP)
 
     def _chiefs_values(self, variables):
         """An op that gives every worker the chief's variables."""
@@ -101,21 +108,69 @@ class AllReduceSession(WorkerSession):
 
     def _start(self):
         self._watch.wait_until_reachable()
+        self._stop.only_note()  # who leaves now would keep the others waiting
         self.session = tf.Session(self._server.target, config=self._config)
-        try:
-            self._check_rows(self.session.run(self._rows))
-            if self.is_chief:
-                self._initialise(self.session)
-            else:
-                self.session.run(self._init)
-            self.session.run(self._begin)
-        except LOST as error:
-            raise ClusterError(self._reason(error)) from error
+        limit = max(self._timeout, _MEETING_SECONDS)
+        self._check_rows(self._watched(self._rows, {self._vote: self._stop_vote()}, limit))
+        if self.is_chief:
+            self._initialise(self.session)
+        else:
+            self.session.run(self._init)
+        self._watched(self._begin)
         self.session.run(self._engine.synchronize)
         self.step = int(self.session.run(self._engine.global_step))
 
-    def _check_rows(self, rows):
-        """Raises ClusterError where the workers are not alike."""
+    def _watched(self, fetches, feed=None, limit=math.inf):
+        """`session.run` of what all workers must run, while it is watched whether they can.
+
+        Args:
+            fetches, feed: of `session.run`.
+            limit: seconds that it may take.
+
+        Raises:
+            ClusterError: a worker is gone, or they do not meet.
+        """
+        answers = queue.SimpleQueue()
+
+        def run():
+            try:
+                answers.put((self.session.run(fetches, feed), None))
+            except LOST as error:
+                answers.put((None, error))
+
+        threading.Thread(target=run, name="meeting", daemon=True).start()
+        begun = time.monotonic()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                values, error = answers.get(timeout=min(PAUSE_SECONDS, self._timeout / 4))
+                if error:
+                    raise ClusterError(self._reason(error)) from error
+                return values
+            self._watch.missing()
+            lost = self._watch.lost()
+            if lost:
+                raise ClusterError(lost)
+            if time.monotonic() - begun > limit:
+                own = (WORKER, self._cluster.task)
+                others = [name for name in self._others() if name != own]
+                names = ", ".join(self._cluster.describe(*name) for name in others)
+                raise ClusterError(
+                    f"not all of {names} take part; check that these ports are theirs, and give"
+                    " all processes the same list of workers"
+                )
+
+    def _stop_vote(self):
+        """1 where this worker has been asked to stop, else 0."""
+        return float(bool(self._stop.requested))
+
+    def _check_rows(self, exchanged):
+        """Looks at what `_exchanged` gives.
+
+        Raises:
+            ClusterError: the workers are not alike.
+            loop.StopRequested: one of them has been asked to stop.
+        """
+        rows, votes = exchanged
         own = self._cluster.task
         for task, row in enumerate(rows):
             if row[0] != rows[own][0]:
@@ -124,6 +179,8 @@ class AllReduceSession(WorkerSession):
                     " another TensorFlow; give all processes the same"
                 )
             self._check_alike(task, bytes(row[1:].astype(np.uint8)).rstrip(b"\0"))
+        if votes:
+            raise loop.StopRequested
 
     def _reason(self, error):
         """One sentence about a step that failed, with the address of who is gone if it shows."""

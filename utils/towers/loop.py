@@ -187,10 +187,18 @@ class StopSignals:
         self._at_abort.append(function)
 
     def defer(self):
-        """From now on signals no longer interrupt, but for `interruptible()` blocks."""
-        self._interruptible = False
+        """From now on signals no longer interrupt, but for `interruptible()` blocks.
+
+        Raises:
+            StopRequested: one has arrived already.
+        """
+        self.only_note()
         if self.requested:
             raise StopRequested
+
+    def only_note(self):
+        """As `defer`, but one that has arrived is left to who looks at `requested`."""
+        self._interruptible = False
 
     @contextlib.contextmanager
     def interruptible(self):
