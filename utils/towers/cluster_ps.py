@@ -234,7 +234,7 @@ class ParameterServerSession(WorkerSession):
             except LOST:  # a server began anew, which does not know this session
                 self._close()
                 self.session = tf.Session(self._server.target, self._graph, self._new_config())
-            self._watch.wait_until_reachable()
+            self._watch.wait_until_reachable(wait=self._check_stopped)
             if time.monotonic() - said > _SAY_SECONDS:
                 logging.info("waiting for the chief to prepare the variables")
                 said = time.monotonic()
@@ -330,6 +330,7 @@ class ParameterServerSession(WorkerSession):
                 if self._sync:
                     with self._short_session() as session:
                         self._end_waiting(session)
+        with contextlib.suppress(tf.errors.OpError):
             self._mail.say_done()
 
     def _end_waiting(self, session):
