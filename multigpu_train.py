@@ -10,6 +10,7 @@ each with a text file beside it (`python -m data.icdar --training_data_path=...`
 Evaluation: eval.py.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -265,7 +266,7 @@ class TrainGraph:
             # The regularization is in every tower's total loss, so it is in the mean once.
             self.total_loss = gradients.add_in_order(total_losses) * (1.0 / place.num_towers)
             self.model_loss = gradients.add_in_order(model_losses) * (1.0 / place.num_towers)
-            self.nonfinite = engine.first_nonfinite(towers)
+            self.nonfinite = loop.first_nonfinite(towers)
             self.summary_op = tf.summary.merge(
                 [
                     *towers[0].summaries,
@@ -312,7 +313,8 @@ def check_flags():
         )
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.0001")
-    flag_checks.check_finite(FLAGS, "gpu_list")
+    for name in ("gpu_list", "clip_norm"):
+        flag_checks.check_finite(FLAGS, name)
     try:
         scales = [float(scale) for scale in FLAGS.random_scale]
     except ValueError:
@@ -409,6 +411,8 @@ def train(stop):
         if cluster and cluster.is_parameter_server:
             cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
             return
+        bytes_per_batch = input_queue.batch_bytes(INPUT_SPECS, batch_shapes(place))
+        queue_capacity = input_queue.queue_capacity(options, bytes_per_batch)
         directory, found = prepare(scan, cluster)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -420,10 +424,6 @@ def train(stop):
     print(scan.summary())
     print(place.describe(FLAGS.batch_size_per_gpu), f"; seed {seed}", sep="", flush=True)
 
-    bytes_per_batch = input_queue.batch_bytes(INPUT_SPECS, batch_shapes(place))
-    queue_capacity = input_queue.queue_capacity(
-        options.input_queue_size, options.input_queue_megabytes, bytes_per_batch
-    )
     all_towers = place.num_towers * (cluster.num_workers if cluster else 1)
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(seed)
@@ -525,7 +525,8 @@ def run_steps(session, net, saver, summary_writer, source, settings):
         with_summary = summary_writer is not None and summary_due.due(step)
         try:
             for op in updates:
-                with session.interruptible():
+                # What has begun ends: the batch-norm statistics have the batches before already.
+                with contextlib.nullcontext() if losses else session.interruptible():
                     feed, names, next_state = source.get()
                 fetches = {"losses": (net.model_loss, net.total_loss), "nonfinite": net.nonfinite}
                 if op is net.train_op:

@@ -276,7 +276,7 @@ class TrainGraph:
             self.pred = tf.concat(preds, 0)
             self.eval_loss = gradients.add_in_order(eval_losses) * share
             self.eval_pred = tf.concat(eval_preds, 0)
-            self.nonfinite = engine.first_nonfinite(towers)
+            self.nonfinite = loop.first_nonfinite(towers)
             schedule_summaries = [
                 tf.summary.scalar("bn_decay", self.bn_decay),
                 tf.summary.scalar("learning_rate", self.learning_rate),
@@ -346,7 +346,8 @@ def check_flags():
     feeding.check_batch_size(FLAGS.batch_size, place.num_towers)
     if not FLAGS.learning_rate > 0:
         raise ValueError(f"--learning_rate={FLAGS.learning_rate} must be above 0; use 0.001")
-    flag_checks.check_finite(FLAGS, "num_gpus")
+    for name in ("num_gpus", "clip_norm"):
+        flag_checks.check_finite(FLAGS, name)
     pointnet2.load_network(FLAGS.model, FLAGS.as_shipped)  # raises if they do not fit
     FLAGS.data_path = os.path.expanduser(FLAGS.data_path)
     make_datasets = {
@@ -366,7 +367,19 @@ def check_flags():
         dataset = make_dataset(rng=np.random.RandomState(0))
         contents[split] = modelnet.check_dataset(dataset, NUM_CLASSES)
         folders += modelnet.folders(dataset)
-    return place, options, cluster, Data(make_datasets, folders, contents["train"])
+    clouds, checksum = contents["train"]
+    batches = -(-clouds // (FLAGS.batch_size * num_workers(cluster)))
+    if options.accumulate_steps > batches:
+        raise ValueError(
+            f"--accumulate_steps={options.accumulate_steps} batches are more than the {batches} of"
+            f" an epoch of {clouds} clouds; pass {batches} or less"
+        )
+    return (
+        place,
+        options,
+        cluster,
+        Data(make_datasets, folders, f"{clouds} clouds, checksum {checksum}"),
+    )
 
 
 def num_workers(cluster):
@@ -387,6 +400,8 @@ def train(stop):
         if cluster and cluster.is_parameter_server:
             cluster_server.serve(cluster, timeout_seconds=options.cluster_timeout)
             return
+        bytes_per_batch = 4 * FLAGS.batch_size * (FLAGS.num_point * (6 if FLAGS.normal else 3) + 1)
+        queue_capacity = input_queue.queue_capacity(options, bytes_per_batch)
         if cluster is None or cluster.is_chief:
             directory = checkpoints.prepare_checkpoint_directory(
                 FLAGS.log_dir,
@@ -436,10 +451,6 @@ def train(stop):
             " about the up axis, small turns, scale, shift, jitter, order of points"
         )
         tf.set_random_seed(seed)
-        bytes_per_batch = 4 * FLAGS.batch_size * (FLAGS.num_point * (6 if FLAGS.normal else 3) + 1)
-        queue_capacity = input_queue.queue_capacity(
-            options.input_queue_size, options.input_queue_megabytes, bytes_per_batch
-        )
         net = TrainGraph(
             place,
             seed=seed,
@@ -639,10 +650,13 @@ def train_one_epoch(run):
     total_correct = total_seen = batch_idx = 0
     loss_sum = 0.0
     clouds, waited, start = 0, 0.0, time.time()
+    op = net.train_op
     while not run.progress.trained:
-        if run.session.should_stop():
+        # An update that has begun is not left: the batch-norm statistics have its first batches.
+        begins = op is net.train_op
+        if begins and run.session.should_stop():
             raise loop.StopRequested
-        with run.session.interruptible():
+        with run.session.interruptible() if begins else contextlib.nullcontext():
             feed, batch, state = run.source.get()
         waited += run.source.wait_seconds()
         op = net.train_op if batch["last"] else next(updates)
@@ -699,6 +713,11 @@ def eval_one_epoch(run):
         counts.add(batch["labels"], np.argmax(pred_val, 1))
         loss_sum += loss_val * len(batch["labels"])
         last = batch["last"]
+    if not np.isfinite(loss_sum):
+        raise loop.NonFiniteLossError(
+            f"the loss of the evaluation of epoch {run.progress.epoch} is not finite; the weights"
+            " of this epoch were not saved. Lower the learning rate, or look at the test clouds"
+        )
     log.log_string(f"eval mean loss: {loss_sum / counts.seen.sum():f}")
     log.log_string(f"eval accuracy: {counts.accuracy():f}")
     log.log_string(f"eval avg class acc: {shown(counts.average_class_accuracy())}")

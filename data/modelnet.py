@@ -86,7 +86,7 @@ def check_dataset(dataset, num_classes):
       num_classes: labels must be below this.
 
     Returns:
-      Text that is the same for the same clouds: their number, and a checksum of names and labels.
+      (number of clouds, checksum of their names and labels).
 
     Raises:
       ValueError: with the file's name.
@@ -95,7 +95,7 @@ def check_dataset(dataset, num_classes):
     labels, names = dataset.all_labels()
     check_labels(labels, names, num_classes)
     known = [f"{os.path.basename(name)} {label}" for name, label in zip(names, labels)]
-    return f"{len(known)} (checksum {fingerprint(known)})"
+    return len(known), fingerprint(known)
 
 
 def check_labels(labels, names, num_classes):

@@ -18,10 +18,22 @@ TIMEOUT = 600
 # Trains as often as there are lists of flags, in one process: importing TensorFlow takes seconds.
 PROGRAM = textwrap.dedent(
     """
-    import importlib, json, sys
+    import importlib, json, os, signal, sys
     from absl import flags
-    from utils.towers import loop
+    from utils.towers import input_sources, loop
 
+    signal_at = int(os.environ["SIGNAL_AT"])  # number of a fed batch, or 0
+    batches = 0
+    get = input_sources.FeedSource._get
+
+    def get_and_signal(source):
+        global batches
+        batches += 1
+        if batches == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return get(source)
+
+    input_sources.FeedSource._get = get_and_signal
     script = importlib.import_module(sys.argv[1])
     script.define_flags()
     for arguments in json.loads(sys.argv[2]):
@@ -35,14 +47,15 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def train(script, runs, cwd):
-    """Text that each run printed."""
+def train(script, runs, cwd, signal_at=0):
+    """Text that each run printed; a SIGTERM comes when this batch is to be fed."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_ENABLE_ONEDNN_OPTS": "0",
+        "SIGNAL_AT": str(signal_at),
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, script, json.dumps(runs)],
@@ -69,10 +82,10 @@ def largest_difference(found, expected):
 class Runs:
     """Trainings of a script: name -> (flags, printed text, tensors of the last checkpoint)."""
 
-    def __init__(self, script, folder, common, folder_flag, variants):
+    def __init__(self, script, folder, common, folder_flag, variants, signal_at=0):
         paths = {name: folder / name for name, _ in variants}
         runs = [[*common, f"--{folder_flag}={paths[name]}", *more] for name, more in variants]
-        texts = train(script, runs, folder)
+        texts = train(script, runs, folder, signal_at)
         self.text = {name: text for (name, _), text in zip(variants, texts, strict=True)}
         self.tensors = {name: tensors(path) for name, path in paths.items()}
 
@@ -99,6 +112,7 @@ def pointnet(tmp_path_factory):
             ("mixed_in_two", [*mixed, "--restore"]),
             ("replicated_mixed", [*mixed, "--variable_update=replicated", "--sync_bn"]),
             ("float16", ["--compute_dtype=float16"]),
+            ("float16_copies", ["--compute_dtype=float16", "--variable_update=replicated"]),
         ],
     )
 
@@ -123,8 +137,20 @@ def test_an_accumulating_run_resumes_exactly(pointnet):
 def test_modes_save_the_same_variables(pointnet):
     names = set(pointnet.tensors["plain"])
     assert set(pointnet.tensors["replicated_mixed"]) == names
-    extra = set(pointnet.tensors["float16"]) - names
-    assert extra == {"loss_scale", "loss_scale_good_steps"}
+    for name in ("float16", "float16_copies"):
+        extra = set(pointnet.tensors[name]) - names
+        assert extra == {"loss_scale", "loss_scale_good_steps"}
+
+
+def test_a_signal_within_an_update_waits_for_its_end(tmp_path):
+    synthetic_shapes.main([f"--output_dir={tmp_path / 'data'}", "--num_train=22", "--num_test=5"])
+    common = ["--num_gpus=2", "--model=pointnet_cls_basic", "--num_point=32", "--batch_size=8"]
+    common += ["--seed=3", "--accumulate_steps=2", "--max_epoch=2"]
+    common += [f"--data_path={tmp_path / 'data'}"]
+    variants = [("stopped", []), ("stopped", ["--restore"]), ("whole", [])]
+    runs = Runs("train_multi_gpu", tmp_path, common, "log_dir", variants, signal_at=2)
+    assert (tmp_path / "stopped" / "model.ckpt-1.index").exists()
+    assert largest_difference(runs.tensors["stopped"], runs.tensors["whole"]) == 0
 
 
 @pytest.fixture(scope="module")

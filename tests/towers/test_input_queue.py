@@ -1,5 +1,6 @@
 """Queued inputs: the same training as with fed ones, bounded memory, clean ends, true waiting."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -15,7 +16,16 @@ import tensorflow.compat.v1 as tf
 
 from data import data_util, modelnet
 from tests.cloud_files import write_h5_set
-from utils.towers import context, devices, feeding, gradients, input_queue, input_sources, loop
+from utils.towers import (
+    context,
+    devices,
+    engine_flags,
+    feeding,
+    gradients,
+    input_queue,
+    input_sources,
+    loop,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POINTS, BATCH, TOWERS = 8, 4, 2
@@ -508,10 +518,17 @@ def test_the_queue_is_bounded_in_bytes_and_says_so():
     specs = [("images", tf.float32, [None, None, 3], tf.uint8), SPECS[1]]
     size = input_queue.batch_bytes(specs, [[10, 1000, 3], [10]])
     assert size == 10 * 1000 * 3 + 10 * 4
-    assert input_queue.queue_capacity(5, 0, size) == 5
-    assert input_queue.queue_capacity(5, 0.1, size) == 3
-    assert input_queue.queue_capacity(2, 0.1, size) == 2
-    assert input_queue.queue_capacity(5, 0.01, size) == 1
+    options = engine_flags.EngineOptions(input="queue", input_queue_size=5)
+    assert input_queue.queue_capacity(options, size) == 5
+    bounded = dataclasses.replace(options, input_queue_megabytes=1)
+    assert input_queue.queue_capacity(bounded, 300_000) == 3
+    assert input_queue.queue_capacity(bounded, size) == 5
+    with pytest.raises(
+        ValueError, match="megabytes=1 is too little for one batch of 1.2 MB; pass 2"
+    ):
+        input_queue.queue_capacity(bounded, 1_200_000)
+    with pytest.raises(ValueError, match="queue_size=5 may take 10.0 MB, and this machine has 9.0"):
+        input_queue.queue_capacity(options, 2 * 10**6, memory=9 * 10**6)
     with tf.Graph().as_default():
         lines = [
             input_queue.training_inputs(mode, PLACE, specs, 3, staged).describe(2 * 10**6)

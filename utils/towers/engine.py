@@ -32,7 +32,6 @@ from utils.towers import (
     context,
     gradients,
     layer_options,
-    loop,
     packing,
     precision,
     recompute,
@@ -336,20 +335,6 @@ class Engine:
         for update, value in zip(updates, moved, strict=True):
             update.value = value
 
-    def first_nonfinite(self, towers):
-        """As `loop.first_nonfinite`, but for what a smaller loss scale may mend.
-
-        Args:
-            towers: list of utils.towers.context.Tower.
-
-        Returns:
-            int32 scalar.
-        """
-        position = loop.first_nonfinite(towers)
-        if self._loss_scale is None:
-            return position
-        return tf.where_v2(self._loss_scale.value > 1.0, -1, position)
-
     def overflow_message(self, values, step):
         """What to tell of a step whose update was skipped.
 
@@ -373,7 +358,7 @@ class Engine:
         finite = precision.all_finite(grads)
         scale = self._loss_scale.value
         self.watched["overflow"] = tf.where_v2(finite, 0.0, scale)
-        self.summaries.append(tf.summary.scalar("loss_scale", scale))
+        self.summaries.append(tf.summary.scalar("float16_loss_scale", scale))
         guarded = self._loss_scale.guarded(finite, update)
         with tf.control_dependencies([guarded]):
             skipped = tf.where_v2(finite, 0.0, 1.0)

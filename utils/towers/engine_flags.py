@@ -17,6 +17,7 @@ PARAMETER_DEVICES = ("cpu", "gpu")
 LR_SCALINGS = ("none", "linear")
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "float16")
+LARGEST_NUMBER = 10**9  # of the flags that count something
 FLAG_OF = {"async_updates": "async"}  # field -> flag, where they differ
 
 
@@ -86,7 +87,7 @@ def define(flag_values=flags.FLAGS):
         flag_values: absl FlagValues that get them.
     """
     default = DEFAULTS
-    positive = {"lower_bound": 1}
+    positive = {"lower_bound": 1, "upper_bound": LARGEST_NUMBER}
     flags.DEFINE_enum(
         "input", default.input, INPUTS, "how batches get into the graph", flag_values=flag_values
     )
@@ -102,6 +103,7 @@ def define(flag_values=flags.FLAGS):
         default.input_queue_megabytes,
         "most memory of the queue of --input=queue, MB; 0: as --input_queue_size says",
         0,
+        LARGEST_NUMBER,
         flag_values=flag_values,
     )
     flags.DEFINE_enum(
@@ -128,7 +130,8 @@ def define(flag_values=flags.FLAGS):
         "accumulate_steps",
         default.accumulate_steps,
         "batches whose gradients make one update",
-        **positive,
+        1,
+        10**6,
         flag_values=flag_values,
     )
     flags.DEFINE_float(
@@ -150,6 +153,7 @@ def define(flag_values=flags.FLAGS):
         default.base_batch,
         "samples of an update that the learning rate is meant for; 0: those of one tower",
         0,
+        LARGEST_NUMBER,
         flag_values=flag_values,
     )
     flags.DEFINE_integer(
@@ -157,6 +161,7 @@ def define(flag_values=flags.FLAGS):
         default.warmup_steps,
         "steps in which the rate climbs from unscaled to scaled",
         0,
+        LARGEST_NUMBER,
         flag_values=flag_values,
     )
     flags.DEFINE_enum(

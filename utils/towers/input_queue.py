@@ -18,7 +18,7 @@ What a script needs, with the number of batches that the queue may hold from its
 
     sizes = [[batch, side, side, 3], ...]                          # shapes of a full batch
     bytes_per_batch = input_queue.batch_bytes(SPECS, sizes)
-    capacity = input_queue.queue_capacity(batches, megabytes, bytes_per_batch)
+    capacity = input_queue.queue_capacity(options, bytes_per_batch)  # before the graph: may raise
     ...
     print(inputs.describe(bytes_per_batch))
 
@@ -28,6 +28,7 @@ train_multi_gpu.py: SPECS are `specs_of` its network's `placeholder_inputs`, spl
 `feeding.split_evenly`; the accuracy of a training step compares with `inputs.whole(1)`.
 """
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -80,20 +81,37 @@ def batch_bytes(specs, shapes):
     return sum(wire.size * int(np.prod(shape)) for wire, shape in zip(wires, shapes, strict=True))
 
 
-def queue_capacity(batches, megabytes, bytes_per_batch):
+def queue_capacity(options, bytes_per_batch, memory=None):
     """Number of batches that the queue may hold.
 
     Args:
-        batches: asked for, positive.
-        megabytes: bound of their size, in 10^6 bytes; 0 for none.
+        options: utils.towers.engine_flags.EngineOptions.
         bytes_per_batch: of a full batch.
+        memory: bytes of this machine's memory; None to ask it.
 
     Returns:
-        `batches`, or as many as fit, but at least 1.
+        --input_queue_size, or as many as fit into --input_queue_megabytes.
+
+    Raises:
+        ValueError: not one fits, or more were asked for than this machine can hold.
     """
-    if not megabytes:
-        return batches
-    return max(1, min(batches, int(megabytes * 1e6 // bytes_per_batch)))
+    capacity, megabytes = options.input_queue_size, options.input_queue_megabytes
+    if megabytes:
+        capacity = min(capacity, megabytes * 10**6 // bytes_per_batch)
+        if not capacity:
+            raise ValueError(
+                f"--input_queue_megabytes={megabytes} is too little for one batch of"
+                f" {_megabytes(bytes_per_batch)}; pass {-(-bytes_per_batch // 10**6)} or more"
+            )
+    if memory is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if options.input == "queue" and capacity * bytes_per_batch > memory:
+        raise ValueError(
+            f"--input_queue_size={options.input_queue_size} may take"
+            f" {_megabytes(capacity * bytes_per_batch)}, and this machine has"
+            f" {_megabytes(memory)}; pass a smaller number"
+        )
+    return capacity
 
 
 def training_inputs(mode, place, specs, capacity=2, staged=None):
@@ -318,7 +336,7 @@ def _wire(spec):
 
 
 def _megabytes(size):
-    return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e6:.1f} MB" if size >= 10**5 else f"{size / 1e3:.1f} kB"
 
 
 def _in_wire_dtype(spec, value):

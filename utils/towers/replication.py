@@ -220,7 +220,10 @@ def _state_of_copies(tower):
     def create(next_creator, **keywords):
         return next_creator(**{**keywords, "collections": [REPLICA_VARIABLES]})
 
-    with tf.name_scope(f"replica_{tower}/"), tf.variable_creator_scope(create):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf.name_scope(f"replica_{tower}/"))
+        with tf.init_scope():  # an optimizer makes its state there, also if it is within a tf.cond
+            stack.enter_context(tf.variable_creator_scope(create))
         yield
 
 
