@@ -154,7 +154,8 @@ def long_training(tmp_path_factory):
     arguments = ["train_multi_gpu.py", "--num_gpus=1", "--model=pointnet_cls_basic", "--seed=3"]
     arguments += ["--num_point=32", "--batch_size=12", "--max_epoch=30", "--save_epochs=5"]
     arguments += [f"--data_path={folder / 'data'}"]
-    arguments += ["--compute_dtype=bfloat16"]  # whose convolutions a server must know
+    # A server must know the convolutions; batches that wait must not get lost.
+    arguments += ["--compute_dtype=bfloat16", "--input=queue"]
     train(folder / "output", SERVERS, [*arguments, f"--log_dir={folder / 'log'}"])
     return arguments, tensors(folder / "log")
 

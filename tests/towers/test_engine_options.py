@@ -286,10 +286,6 @@ DO_NOT_MIX = {
         ("sync_bn", "backup_workers"),
         ("sync_bn", "xla"),
         ("sync_bn", "bn_updates"),
-        *itertools.product(
-            ("input", "input_queue_size", "input_queue_megabytes"),
-            ("ps_hosts", "async_updates", "backup_workers"),
-        ),
         ("compute_dtype", "ps_hosts"),
         ("compute_dtype", "async_updates"),
         ("compute_dtype", "backup_workers"),

@@ -261,7 +261,7 @@ class ParameterServerSession(WorkerSession):
         """After a lost session: returns when there is a new one.
 
         Raises:
-            loop.Rewound: the chief has filled the variables again.
+            loop.Rewound: the data must go on from the newest checkpoint.
             loop.StopRequested, ClusterError: there is no session to be had.
         """
         if self._lost:
@@ -273,7 +273,8 @@ class ParameterServerSession(WorkerSession):
         beginning = self._beginning
         self._wait_to_begin_again(error)
         self._start()
-        if self._beginning != beginning:
+        # Batches that waited in a queue have gone with the session.
+        if self._beginning != beginning or self._engine.queued_input:
             raise loop.Rewound
 
     def _wait_to_begin_again(self, error):

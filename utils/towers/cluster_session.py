@@ -51,7 +51,7 @@ def make_session(cluster, place, engine, init, stop, timeout_seconds=60, setting
         cluster: utils.towers.cluster.Cluster, or None for one process.
         place: utils.towers.devices.Devices, of `Cluster.devices` in a cluster.
         engine: utils.towers.engine.Engine after `build_train_op`, or what has its `global_step`,
-            `ops_of_update`, `synchronize` and `sync_update`.
+            `ops_of_update`, `synchronize`, `sync_update` and `queued_input`.
         init: op that initializes the variables.
         stop: utils.towers.loop.StopSignals.
         timeout_seconds: how long a process that cannot be reached is waited for.

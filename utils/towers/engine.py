@@ -53,6 +53,7 @@ class Engine:
         sync_update: utils.towers.cluster_update.SyncUpdate where workers with parameter servers
             wait for each other, else None.
         global_step: variable that counts the updates.
+        queued_input: whether a session of this graph holds batches that wait for their step.
         summaries: list of summaries of what the flags switched on.
         watched: dict name -> tensor, to be fetched with `train_op`; see `overflow_message`.
 
@@ -84,6 +85,7 @@ class Engine:
             )
         self._optimizer = self._replicas or make_optimizer()
         self.global_step = global_step
+        self.queued_input = options.input == "queue"
         self._loss_scale = self._batch_finite = None
         if options.compute_dtype == "float16":
             with tf.device(place.host):

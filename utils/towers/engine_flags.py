@@ -340,11 +340,6 @@ REFUSED = (
         " servers do not agree; use --compute_dtype=bfloat16",
     ),
     (
-        *("input", _is("input", "queue"), "ps_hosts", _is("ps_hosts")),
-        "--input=queue fills one session, and parameter servers that begin anew need another; use"
-        " --input=feed with --ps_hosts",
-    ),
-    (
         *("recompute", _is("recompute", True), "xla", _is("xla", True)),
         "--recompute has no effect on what --xla compiles; drop one of them",
     ),
