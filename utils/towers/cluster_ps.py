@@ -325,8 +325,8 @@ class ParameterServerSession(WorkerSession):
         if not (self._connected and self._watch.has_servers()):
             return
         with contextlib.suppress(tf.errors.OpError):
-            # Without the chief nothing would be saved any more.
-            if failed or self._error or self._stop.requested or self.is_chief:
+            # Without the chief nothing would be saved any more; updates that all wait for need all.
+            if failed or self._error or self._stop.requested or self.is_chief or self._sync:
                 self._mail.say_stopped(self._cluster.describe(WORKER, self._cluster.task))
                 if self._sync:
                     with self._short_session() as session:

@@ -44,8 +44,8 @@ def start_server(cluster, config):
 def serve(cluster, timeout_seconds=60):
     """Keeps variables until the training is over.
 
-    That is when a worker has said that it is done, and each other one has too or cannot be reached:
-    for `timeout_seconds`, or at all if a worker has ended the run.
+    That is when a worker has said that it is done, and each other one has too or cannot be reached
+    for `timeout_seconds`.
 
     Args:
         cluster: Cluster, in which this process is a parameter server.
@@ -64,7 +64,6 @@ def serve(cluster, timeout_seconds=60):
         mailbox = Mailbox(cluster.task)
         signature = tf.placeholder(tf.string, [])
         publish = tf.group(mailbox.signature.assign(signature), mailbox.who_stopped.initializer)
-        stopped = mailbox.who_stopped.read_value()
         waiting = mailbox.done.size()
         take = mailbox.done.dequeue()
         graph.finalize()
@@ -76,7 +75,7 @@ def serve(cluster, timeout_seconds=60):
                 time.sleep(_PAUSE_SECONDS)
                 done.update(int(session.run(take)) for _ in range(session.run(waiting)))
                 if done and time.monotonic() - looked > min(_LOOK_SECONDS, timeout_seconds / 4):
-                    missing = [task for _, task in watch.missing()]
-                    done.update(missing if session.run(stopped) else watch.gone())
+                    watch.missing()
+                    done.update(watch.gone())
                     looked = time.monotonic()
     logging.info("%s: the workers are done", cluster.describe(cluster.job, cluster.task))

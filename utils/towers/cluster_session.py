@@ -22,7 +22,8 @@ newest checkpoint. Make the saver under `tf.device(place.host)`, so that it writ
 
 What happens when a process of a cluster ends:
 
-* A signal ends the run of all: every worker's loop ends, and the chief saves. The chief's end does.
+* A signal ends the run of all: every worker's loop ends, and the chief saves. So does the
+  end of the chief, and of any worker of a synchronous run with parameter servers.
 * With parameter servers, a worker that is killed is waited for (unless the run is asynchronous or
   has backup workers left), and goes on when it is started again. If a parameter server or the chief
   is killed, all wait until it is started again; the chief then restores the newest checkpoint, and
