@@ -33,8 +33,8 @@ class Mailbox:
     def __init__(self, task):
         graph = tf.get_default_graph()
         with graph.container(CONTAINER), tf.device(devices.parameter_server(task)):
-            self.signature = _text_variable(f"cluster/signature_{task}")
-            self.who_stopped = _text_variable(f"cluster/who_stopped_{task}")
+            self.signature = text_variable(f"cluster/signature_{task}")
+            self.who_stopped = text_variable(f"cluster/who_stopped_{task}")
             self.done = tf.FIFOQueue(-1, [tf.int32], [[]], shared_name=f"cluster/done_{task}")
 
 
@@ -127,7 +127,8 @@ class Mail:
             close_in_background(session)
 
 
-def _text_variable(name):
+def text_variable(name):
+    """A string variable that is not saved with a training."""
     return tf.get_variable(
         name,
         [],

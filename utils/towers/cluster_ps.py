@@ -16,10 +16,9 @@ from utils.towers import loop
 from utils.towers.checkpoint_files import CheckpointError
 from utils.towers.cluster import PS, WORKER, ClusterError
 from utils.towers.cluster_losses import LOST, PAUSE_SECONDS, close_in_background
-from utils.towers.cluster_mail import CALL_SECONDS, Mail, Mailbox
+from utils.towers.cluster_mail import CALL_SECONDS, Mail, Mailbox, text_variable
 from utils.towers.cluster_worker import WorkerSession, op_of_update
 
-COLLECTION = "cluster"  # variables that workers tell each other things with
 _SAY_SECONDS = 30.0
 _TOKEN_SECONDS = 0.05  # between two looks for a token
 
@@ -31,7 +30,7 @@ class ParameterServerSession(WorkerSession):
         self._who_stopped = Mailbox(0).who_stopped
         with tf.device(place.step_device):
             # The chief's settings and the time of its beginning; empty while it prepares.
-            chief = _text_variable("cluster/chief")
+            chief = text_variable("cluster/chief")
         super().__init__(cluster, place, *args)
         self._mail = Mail(cluster, self._server.target, self._config)
         self._sync = self._engine.sync_update
@@ -360,15 +359,3 @@ def _loss_in(error):
     """An error, or what a save or a restore failed of, if it is the loss of a process."""
     cause = error.__cause__ if isinstance(error, CheckpointError) else error
     return cause if isinstance(cause, LOST) else None
-
-
-def _text_variable(name):
-    return tf.get_variable(
-        name,
-        [],
-        tf.string,
-        tf.constant_initializer(""),
-        trainable=False,
-        collections=[COLLECTION],
-        use_resource=True,
-    )
